@@ -1,0 +1,6 @@
+//! Layer 0: words everything else is written in. No mesh, no wire, no system calls.
+
+pub mod fault;
+pub mod limits;
+pub mod net;
+pub mod text;

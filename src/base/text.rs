@@ -1,0 +1,48 @@
+//! Shared, immutable text. Names repeat a great deal in a mesh (namespaces, clusters, trust domains), so an
+//! `Interner` on the control thread hands out one allocation for each distinct value.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+/// Immutable text that is cheap to clone and may cross threads.
+pub type Text = Arc<str>;
+
+/// Gives equal strings one allocation. Owned by one thread; forgets values that nobody else holds.
+#[derive(Default)]
+pub struct Interner {
+    known: HashSet<Text, foldhash::fast::RandomState>,
+    sweep_at: usize,
+}
+
+impl Interner {
+    /// The shared copy of `value`.
+    pub fn intern(&mut self, value: &str) -> Text {
+        if let Some(known) = self.known.get(value) {
+            return known.clone();
+        }
+        if self.known.len() >= self.sweep_at {
+            self.known.retain(|text| Arc::strong_count(text) > 1);
+            self.sweep_at = (self.known.len() * 2).max(1024);
+        }
+        let text: Text = value.into();
+        self.known.insert(text.clone());
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_values_share_one_allocation_and_unused_ones_are_forgotten() {
+        let mut interner = Interner::default();
+        let first = interner.intern("default");
+        assert!(Arc::ptr_eq(&first, &interner.intern("default")));
+        for number in 0..5_000 {
+            interner.intern(&number.to_string());
+        }
+        assert!(interner.known.len() <= 2_048, "unused names pile up: {}", interner.known.len());
+        assert!(Arc::ptr_eq(&first, &interner.intern("default")));
+    }
+}

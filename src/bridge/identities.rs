@@ -1,0 +1,57 @@
+//! The certificates of this node's identities, as control keeps them. A shard looks up; what isn't there it asks
+//! for with `Report::Want` and is told by `Order::Look` when something changed.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use arc_swap::ArcSwap;
+
+use crate::base::text::Text;
+use crate::mesh::identity::Identity;
+use crate::tls::config::Credential;
+
+/// What is known of one identity's certificate.
+#[derive(Clone)]
+pub enum Standing {
+    /// Asked for, not here yet.
+    Initializing,
+    Available(Arc<Credential>),
+    /// The last attempt failed and no valid certificate is left; the reason as the signing side gave it.
+    Unavailable(Text),
+}
+
+type Map = imbl::GenericHashMap<Identity, Standing, foldhash::fast::RandomState, imbl::shared_ptr::DefaultSharedPtr>;
+
+/// One writer (control), many readers (shards).
+#[derive(Default)]
+pub struct Identities(ArcSwap<Map>);
+
+impl Identities {
+    /// The standing of an identity, `None` where nobody asked for it yet. Expired certificates are not available.
+    pub fn lookup(&self, identity: &Identity, now: SystemTime) -> Option<Standing> {
+        match self.0.load().get(identity)? {
+            Standing::Available(credential) if credential.not_after() <= now => Some(Standing::Initializing),
+            standing => Some(standing.clone()),
+        }
+    }
+
+    pub fn set(&self, identity: Identity, standing: Standing) {
+        let mut map = Map::clone(&self.0.load());
+        map.insert(identity, standing);
+        self.0.store(Arc::new(map));
+    }
+
+    pub fn forget(&self, identity: &Identity) {
+        let mut map = Map::clone(&self.0.load());
+        map.remove(identity);
+        self.0.store(Arc::new(map));
+    }
+
+    /// Everything known, sorted by identity, for the dump.
+    pub fn all(&self) -> Vec<(Identity, Standing)> {
+        let map = self.0.load();
+        let mut all: Vec<_> = map.iter().map(|(identity, standing)| (identity.clone(), standing.clone())).collect();
+        all.sort_by(|left, right| left.0.cmp(&right.0));
+        all
+    }
+}

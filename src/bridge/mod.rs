@@ -1,0 +1,9 @@
+//! Layer 5: the only types that cross threads.
+
+pub mod identities;
+pub mod lines;
+pub mod mailbox;
+pub mod order;
+pub mod published;
+pub mod report;
+pub mod settings;

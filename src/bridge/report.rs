@@ -1,0 +1,63 @@
+//! What a shard tells the control thread.
+
+use std::net::SocketAddr;
+
+use crate::base::text::Text;
+use crate::mesh::identity::Identity;
+use crate::mesh::labels::{Flag, LabelSet, Reporter};
+
+/// One report.
+#[derive(Debug)]
+pub enum Report {
+    /// A pod's listeners stand, or why they don't.
+    Started { uid: Text, shard: usize, result: Result<(), String> },
+    /// A pod's listeners and connections are gone.
+    Stopped { uid: Text, shard: usize },
+    /// A connection waits for the certificate of this identity.
+    Want(Identity),
+    /// A drain has finished: nothing is left.
+    Drained { shard: usize },
+}
+
+/// One shard's counters, at one moment.
+#[derive(Debug, Default)]
+pub struct ShardStats {
+    pub shard: usize,
+    pub connections: Vec<ConnectionCounts>,
+    /// Accepted sockets open now, by reporter.
+    pub sockets_open: Vec<(Reporter, u64)>,
+    /// Other counters of the shard: name without prefix, help, value.
+    pub engine: Vec<(&'static str, &'static str, u64)>,
+}
+
+/// The counters of one label set.
+#[derive(Clone, Debug)]
+pub struct ConnectionCounts {
+    pub labels: LabelSet,
+    pub opened: u64,
+    /// Client to server.
+    pub received_bytes: u64,
+    /// Server to client.
+    pub sent_bytes: u64,
+    /// Closed by final flag; each flag but `None` is a failure as well.
+    pub closed: Vec<(Flag, u64)>,
+}
+
+/// One live connection, as `/config_dump` shows it under `workloadState`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LiveConnection {
+    pub pod: Text,
+    pub inbound: bool,
+    pub src: SocketAddr,
+    /// Outbound: the captured address. Inbound: the service host of the Forwarded header, if any.
+    pub original_dst: Option<String>,
+    pub actual_dst: SocketAddr,
+    pub protocol: LiveProtocol,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LiveProtocol {
+    Tcp,
+    Hbone,
+    DoubleHbone,
+}

@@ -1,0 +1,14 @@
+//! Ringway: the node proxy of an Istio ambient mesh. Thread per core, io_uring, one control thread, one snapshot.
+//!
+//! Reading order: `mesh::route`, `mesh::admit`, `path::outbound`, `shard::shard`, `app`.
+
+pub mod base;
+pub mod bridge;
+pub mod control;
+pub mod mesh;
+pub mod path;
+pub mod shard;
+#[allow(unsafe_code, reason = "system calls; everywhere else unsafe is denied")]
+pub mod sys;
+pub mod tls;
+pub mod wire;
