@@ -20,7 +20,8 @@ pub enum Standing {
     Unavailable(Text),
 }
 
-type Map = imbl::GenericHashMap<Identity, Standing, foldhash::fast::RandomState, imbl::shared_ptr::DefaultSharedPtr>;
+type Map =
+    imbl::GenericHashMap<Identity, Standing, foldhash::fast::RandomState, imbl::shared_ptr::DefaultSharedPtr>;
 
 /// One writer (control), many readers (shards).
 #[derive(Default)]
@@ -50,7 +51,8 @@ impl Identities {
     /// Everything known, sorted by identity, for the dump.
     pub fn all(&self) -> Vec<(Identity, Standing)> {
         let map = self.0.load();
-        let mut all: Vec<_> = map.iter().map(|(identity, standing)| (identity.clone(), standing.clone())).collect();
+        let mut all: Vec<_> =
+            map.iter().map(|(identity, standing)| (identity.clone(), standing.clone())).collect();
         all.sort_by(|left, right| left.0.cmp(&right.0));
         all
     }

@@ -32,7 +32,8 @@ impl FromStr for Identity {
         let path = uri.strip_prefix("spiffe://").ok_or_else(refuse)?;
         let mut parts = path.split('/');
         let mut next = || parts.next().filter(|part| !part.is_empty()).ok_or_else(refuse);
-        let (trust_domain, ns, namespace, sa, service_account) = (next()?, next()?, next()?, next()?, next()?);
+        let (trust_domain, ns, namespace, sa, service_account) =
+            (next()?, next()?, next()?, next()?, next()?);
         if ns != "ns" || sa != "sa" || parts.next().is_some() {
             return Err(refuse());
         }
