@@ -5,6 +5,7 @@
 pub mod base;
 pub mod bridge;
 pub mod control;
+pub mod demo;
 pub mod mesh;
 pub mod path;
 pub mod shard;
