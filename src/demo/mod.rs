@@ -3,6 +3,10 @@
 
 pub mod agent;
 pub mod agent_wire;
+pub mod cluster;
+pub mod mesh_file;
+pub mod node;
 pub mod rules;
 pub mod space;
 pub mod topology;
+pub mod wire_tap;
