@@ -4,9 +4,15 @@
 pub mod agent;
 pub mod agent_wire;
 pub mod cluster;
+pub mod http;
+pub mod measure;
 pub mod mesh_file;
 pub mod node;
+pub mod report;
 pub mod rules;
 pub mod space;
+pub mod story;
 pub mod topology;
 pub mod wire_tap;
+
+pub use story::{Options, run};

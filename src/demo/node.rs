@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::unix::process::ExitStatusExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -54,6 +54,8 @@ impl NodeProxy {
         };
         command.args(["proxy", "ztunnel"]).env_clear().envs(plan.environment);
         command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
+        // Its own group: Ctrl-C in a terminal is for the program that watches over it.
+        command.process_group(0);
         command.stdin(Stdio::null()).stdout(create("out")?).stderr(create("err")?);
         let child = plan.space.spawn(&mut command)?;
         Ok(Self { child, space: plan.space.clone(), log: plan.log })
