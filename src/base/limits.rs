@@ -43,3 +43,29 @@ pub const TUNNEL_BACKLOG_BYTES: usize = 512 * 1024;
 
 /// Header block of one request or response, as sent on the wire, CONTINUATION included.
 pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
+
+// The kernel (sys).
+/// Descriptors that one CNI message may carry before the kernel cuts them off; one is right, more is an error.
+pub const CNI_DESCRIPTORS_A_MESSAGE: usize = 4;
+/// A message to the CNI agent that can't be sent within its own time limit is of no use to it (reference B.3).
+pub const CNI_SEND_DEADLINE_MS: u64 = 5_000;
+/// Entries of the ring that is made only to see whether rings may be made.
+pub const RING_PROBE_ENTRIES: u32 = 8;
+/// One read of a netlink dump: the kernel fills at most 32 KiB.
+pub const NETLINK_READ_BYTES: usize = 32 * 1024;
+/// How long a steered listener goes on accepting before it closes: a handshake that began before the steering may
+/// need one retransmission (1 s, RFC 6298 section 2) before it arrives.
+pub const HANDOVER_LINGER_MS: u64 = 1_500;
+/// Spare descriptors of the control thread: readiness, admin, metrics, the CNI socket and a pod's namespace.
+pub const RESERVED_DESCRIPTORS: usize = 8;
+// TLS
+/// Records one AES-GCM key may seal (RFC 8446 section 5.5, with the margin of rustls): past it confidentiality erodes.
+pub const KEY_RECORDS: u64 = 1 << 24;
+/// Records after which a sealer asks for a new key: half the limit, minutes at 100,000 records a second.
+pub const KEY_UPDATE_AFTER_RECORDS: u64 = 1 << 23;
+/// Key updates, tickets and warnings a peer may send in a row without data: each costs it little and us a key.
+pub const UPKEEP_MESSAGES_IN_A_ROW: u8 = 32;
+/// A session ticket that is read over (two vectors of 64 KiB are legal, nobody sends them).
+pub const TICKET_BYTES: usize = 65_535;
+/// What a peer may send until its handshake is done: the longest sane certificate chain is a fifth of it.
+pub const HANDSHAKE_BYTES: usize = 128 * 1024;
