@@ -14,10 +14,10 @@ use anyhow::{Context, Result, bail};
 use crossbeam::channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use prost::Message as _;
 
-use super::agent_wire::{
-    AddWorkload, Connection, DelWorkload, Hello, KeepWorkload, Listener, Payload, Request, Response,
-    SnapshotSent, WorkloadInfo,
+use super::agent_messages::{
+    AddWorkload, DelWorkload, Hello, KeepWorkload, Payload, Request, Response, SnapshotSent, WorkloadInfo,
 };
+use crate::sys::fdpass::{ReceiveError, SeqPacket, SeqPacketListener};
 
 /// Bound of each read and write towards the proxy, as istio-cni has it.
 const DEADLINE: Duration = Duration::from_secs(5);
@@ -27,6 +27,8 @@ const KEEPALIVE_READ: Duration = Duration::from_millis(10);
 /// istio-cni takes at most five connections a second.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 const QUEUE: usize = 100;
+/// istio-cni reads into a buffer of this size; what is longer is an error to it.
+const RECEIVE_BYTES: usize = 1_024;
 
 /// How the agent behaves towards connections that come from now on.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -88,7 +90,8 @@ impl Agent {
     }
 
     pub fn listen_with(path: &Path, manner: Manner) -> Result<Self> {
-        let listener = Listener::bind(path).with_context(|| format!("listening on {}", path.display()))?;
+        let listener =
+            SeqPacketListener::bind(path).with_context(|| format!("listening on {}", path.display()))?;
         let shared = Arc::new(Shared {
             pods: Mutex::default(),
             manner: Mutex::new(manner),
@@ -192,12 +195,12 @@ impl Drop for Agent {
     }
 }
 
-fn accept(listener: &Listener, shared: &Arc<Shared>) {
+fn accept(listener: &SeqPacketListener, shared: &Arc<Shared>) {
     let mut served = Vec::new();
     while !shared.stopping.load(Ordering::Relaxed) {
-        let connection = match listener.accept(Duration::from_millis(50)) {
-            Ok(Some(connection)) => connection,
-            Ok(None) => continue,
+        let connection = match listener.accept(Some(Duration::from_millis(50))) {
+            Ok(connection) => connection,
+            Err(error) if error.kind() == std::io::ErrorKind::TimedOut => continue,
             Err(error) => return shared.fault(format!("accepting: {error}")),
         };
         let number = shared.accepted.fetch_add(1, Ordering::Relaxed);
@@ -219,8 +222,8 @@ fn accept(listener: &Listener, shared: &Arc<Shared>) {
 }
 
 /// One proxy's connection from hello to end.
-fn serve(proxy: &Connection, jobs: &Receiver<Job>, shared: &Shared) -> Result<()> {
-    let hello = proxy.receive(DEADLINE)?.context("no hello within 5 s")?;
+fn serve(proxy: &SeqPacket, jobs: &Receiver<Job>, shared: &Shared) -> Result<()> {
+    let hello = receive(proxy, DEADLINE)?.context("no hello within 5 s")?;
     if hello.is_empty() {
         bail!("closed before its hello");
     }
@@ -230,7 +233,7 @@ fn serve(proxy: &Connection, jobs: &Receiver<Job>, shared: &Shared) -> Result<()
         return stay_silent(proxy, shared);
     }
     if let Manner::Junk(bytes) = &manner {
-        proxy.send(bytes, &[], DEADLINE)?;
+        proxy.send(bytes)?;
         shared.fault(format!("junk was answered with {:?}", answer(proxy)?));
     }
     send_snapshot(proxy, &manner, shared)?;
@@ -252,7 +255,7 @@ fn serve(proxy: &Connection, jobs: &Receiver<Job>, shared: &Shared) -> Result<()
                     return Ok(());
                 }
             }
-            Err(RecvTimeoutError::Timeout) => match proxy.receive(KEEPALIVE_READ)? {
+            Err(RecvTimeoutError::Timeout) => match receive(proxy, KEEPALIVE_READ)? {
                 None => {}
                 Some(bytes) if bytes.is_empty() => return Ok(()),
                 Some(bytes) => bail!("{} bytes that nobody asked for", bytes.len()),
@@ -262,9 +265,9 @@ fn serve(proxy: &Connection, jobs: &Receiver<Job>, shared: &Shared) -> Result<()
     }
 }
 
-fn stay_silent(proxy: &Connection, shared: &Shared) -> Result<()> {
+fn stay_silent(proxy: &SeqPacket, shared: &Shared) -> Result<()> {
     while !shared.stopping.load(Ordering::Relaxed) {
-        match proxy.receive(Duration::from_millis(50))? {
+        match receive(proxy, Duration::from_millis(50))? {
             Some(bytes) if bytes.is_empty() => return Ok(()),
             Some(bytes) => bail!("{} bytes before the snapshot", bytes.len()),
             None => {}
@@ -273,7 +276,7 @@ fn stay_silent(proxy: &Connection, shared: &Shared) -> Result<()> {
     Ok(())
 }
 
-fn send_snapshot(proxy: &Connection, manner: &Manner, shared: &Shared) -> Result<()> {
+fn send_snapshot(proxy: &SeqPacket, manner: &Manner, shared: &Shared) -> Result<()> {
     let pods: Vec<_> = lock(&shared.pods).values().cloned().collect();
     for pod in pods {
         let keep = Payload::Keep(KeepWorkload { uid: pod.uid.clone() });
@@ -297,17 +300,31 @@ fn send_snapshot(proxy: &Connection, manner: &Manner, shared: &Shared) -> Result
 
 /// One message and its acknowledgement: the error text, empty where all went well.
 fn exchange(
-    proxy: &Connection,
+    proxy: &SeqPacket,
     message: Payload,
     descriptors: &[std::os::fd::BorrowedFd<'_>],
 ) -> Result<String> {
     let request = Request { payload: Some(message) };
-    proxy.send(&request.encode_to_vec(), descriptors, DEADLINE)?;
+    proxy.send_with_fds(&request.encode_to_vec(), descriptors)?;
     answer(proxy)
 }
 
-fn answer(proxy: &Connection) -> Result<String> {
-    let bytes = proxy.receive(DEADLINE)?.context("no acknowledgement within 5 s")?;
+/// One datagram; none where nothing came within the time. The end of the stream is an empty datagram.
+fn receive(proxy: &SeqPacket, within: Duration) -> Result<Option<Vec<u8>>> {
+    let mut buffer = vec![0; RECEIVE_BYTES];
+    match proxy.recv(&mut buffer, Some(within)) {
+        Ok(received) if received.fds.is_empty() => {
+            buffer.truncate(received.len);
+            Ok(Some(buffer))
+        }
+        Ok(_) => bail!("the proxy sent a descriptor"),
+        Err(ReceiveError::Timeout(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn answer(proxy: &SeqPacket) -> Result<String> {
+    let bytes = receive(proxy, DEADLINE)?.context("no acknowledgement within 5 s")?;
     if bytes.is_empty() {
         return Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into());
     }
@@ -356,49 +373,27 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{IoSlice, IoSliceMut};
-
-    use rustix::net::{
-        AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendFlags,
-        SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg, sendmsg, socket_with,
-    };
-
     use super::*;
-    use crate::demo::agent_wire::Ack;
+    use crate::demo::agent_messages::Ack;
 
-    struct Proxy(OwnedFd);
+    struct Proxy(SeqPacket);
 
     impl Proxy {
         fn connect(agent: &Agent) -> Self {
-            let flags = SocketFlags::CLOEXEC;
-            let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-            connect(&socket, &SocketAddrUnix::new(agent.path()).unwrap()).unwrap();
-            let proxy = Self(socket);
-            proxy.send(&Hello { version: 1 }.encode_to_vec());
+            let proxy = Self(SeqPacket::connect(agent.path()).unwrap());
+            proxy.0.send(&Hello { version: 1 }.encode_to_vec()).unwrap();
             proxy
         }
 
-        fn send(&self, bytes: &[u8]) {
-            let mut none = SendAncillaryBuffer::default();
-            sendmsg(&self.0, &[IoSlice::new(bytes)], &mut none, SendFlags::NOSIGNAL).unwrap();
-        }
-
         fn acknowledge(&self, error: &str) {
-            self.send(&Response { ack: Some(Ack { error: error.to_owned() }) }.encode_to_vec());
+            let ack = Ack { error: error.to_owned() };
+            self.0.send(&Response { ack: Some(ack) }.encode_to_vec()).unwrap();
         }
 
         fn receive(&self) -> (Option<Payload>, usize) {
             let mut bytes = [0; 1_024];
-            let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-            let mut control = RecvAncillaryBuffer::new(&mut space);
-            let mut slices = [IoSliceMut::new(&mut bytes)];
-            let length = recvmsg(&self.0, &mut slices, &mut control, RecvFlags::CMSG_CLOEXEC).unwrap().bytes;
-            let descriptors = control.drain().map(|message| match message {
-                RecvAncillaryMessage::ScmRights(rights) => rights.count(),
-                _ => 0,
-            });
-            let descriptors = descriptors.sum();
-            (Request::decode(&bytes[..length]).unwrap().payload, descriptors)
+            let received = self.0.recv(&mut bytes, Some(DEADLINE)).unwrap();
+            (Request::decode(&bytes[..received.len]).unwrap().payload, received.fds.len())
         }
     }
 
@@ -446,9 +441,8 @@ mod tests {
         let agent =
             Agent::listen_with(&directory.path().join("agent.sock"), Manner::Junk(vec![255])).unwrap();
         let proxy = Proxy::connect(&agent);
-        let mut byte = [0; 8];
-        let (_, length) = rustix::net::recv(&proxy.0, byte.as_mut_slice(), RecvFlags::empty()).unwrap();
-        assert_eq!((length, byte[0]), (1, 255));
+        let mut bytes = [0; 8];
+        assert_eq!((proxy.0.recv(&mut bytes, Some(DEADLINE)).unwrap().len, bytes[0]), (1, 255));
         proxy.acknowledge("failure to read message : junk");
         assert!(matches!(proxy.receive(), (Some(Payload::SnapshotSent(_)), 0)));
         proxy.acknowledge("");

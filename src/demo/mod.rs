@@ -2,7 +2,7 @@
 //! tests build their clusters from the same parts. Not part of the proxy: nothing here runs in a node.
 
 pub mod agent;
-pub mod agent_wire;
+pub mod agent_messages;
 pub mod cluster;
 pub mod http;
 pub mod measure;
