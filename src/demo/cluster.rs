@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use super::agent::{Agent, AgentPod};
 use super::mesh_file::MeshFile;
 use super::node::{NodePlan, NodeProxy};
+use super::space::Space;
 use super::topology::{Pod, Topology};
 
 /// How long a proxy may take until it is ready; generous, as machines that run tests may be slow.
@@ -65,10 +66,11 @@ impl Cluster {
     /// Writes the mesh file, starts a proxy on each node and waits until all are ready.
     pub fn start(&mut self) -> Result<()> {
         self.mesh.write()?;
-        let numbers: Vec<u8> = self.topology.nodes.iter().map(|node| node.number).collect();
-        for number in &numbers {
-            let proxy = self.start_proxy(*number, &[], &[])?;
-            self.proxies.push((*number, proxy));
+        let nodes: Vec<_> =
+            self.topology.nodes.iter().map(|node| (node.number, node.space.clone())).collect();
+        for (number, space) in nodes {
+            let proxy = self.start_proxy(number, &space, &[], &[])?;
+            self.proxies.push((number, proxy));
         }
         for (_, proxy) in &mut self.proxies {
             proxy.wait_ready(READY_BOUND)?;
@@ -76,12 +78,29 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts one more proxy on a node, which the caller owns; `through` and `extra` as in `NodePlan`.
-    pub fn start_proxy(&mut self, node: u8, through: &[&str], extra: &[(&str, &str)]) -> Result<NodeProxy> {
+    /// Starts one more proxy of a node beside the one that runs, as an upgrade does. It has a namespace of its own,
+    /// as each pod of a DaemonSet has, so that both can serve their admin ports. The caller owns it.
+    pub fn start_successor(
+        &mut self,
+        node: u8,
+        through: &[&str],
+        extra: &[(&str, &str)],
+    ) -> Result<NodeProxy> {
+        let count = self.started.saturating_add(1);
+        let space = Space::create(&format!("{}-proxy{count}", self.topology.prefix()))?;
+        self.start_proxy(node, &space, through, extra)
+    }
+
+    fn start_proxy(
+        &mut self,
+        node: u8,
+        space: &Space,
+        through: &[&str],
+        extra: &[(&str, &str)],
+    ) -> Result<NodeProxy> {
         self.started = self.started.saturating_add(1);
         let log = self.directory.0.join(format!("node{node}-{}", self.started));
         let environment = self.environment(node, extra)?;
-        let space = &self.topology.node(node)?.space;
         NodeProxy::start(NodePlan { binary: &self.plan.binary, through, space, environment, log })
     }
 
