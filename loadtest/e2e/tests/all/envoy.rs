@@ -92,3 +92,23 @@ fn our_outbound_tunnels_to_envoy() {
     drop(envoy);
     baseline.is_back(&world);
 }
+
+#[test]
+fn the_two_envoys_understand_each_other() {
+    // The peers themselves, without a proxy of ours: what fails here is no fault of it.
+    let mut world = World::build(&[]);
+    let gateway = world.cluster.plain_pod(1, "gateway").unwrap();
+    let _app = Server::start(&gateway, APP_PORT, echo);
+    let identity = "spiffe://cluster.local/ns/default/sa/gateway";
+    let papers = papers(&world.cluster.authority(), identity);
+    let directory = world.cluster.directory();
+    let _server = Envoy::start(&gateway, directory, "server.yaml", &papers, &[("app_port", APP_PORT.to_string())]);
+    let values = [
+        ("listen_port", "10001".to_owned()),
+        ("authority", gateway.at(APP_PORT).to_string()),
+        ("peer_address", gateway.v4.to_string()),
+        ("peer_identity", identity.to_owned()),
+    ];
+    let _client = Envoy::start(&world.stranger, directory, "client.yaml", &papers, &values);
+    exercise(&world.stranger, world.stranger.at(10_001));
+}
