@@ -102,7 +102,8 @@ fn the_two_envoys_understand_each_other() {
     let identity = "spiffe://cluster.local/ns/default/sa/gateway";
     let papers = papers(&world.cluster.authority(), identity);
     let directory = world.cluster.directory();
-    let _server = Envoy::start(&gateway, directory, "server.yaml", &papers, &[("app_port", APP_PORT.to_string())]);
+    let _server =
+        Envoy::start(&gateway, directory, "server.yaml", &papers, &[("app_port", APP_PORT.to_string())]);
     let values = [
         ("listen_port", "10001".to_owned()),
         ("authority", gateway.at(APP_PORT).to_string()),
