@@ -1,6 +1,7 @@
-//! An embedded CNI agent: the side of istio-cni that talks to the node proxy. It listens, a proxy connects, says
-//! hello and gets a snapshot of the node's pods with their network namespaces, then pods one by one as they come
-//! and go. Adds go to the newest connection, deletes to all. `Manner` makes it misbehave, for tests.
+//! An embedded CNI agent: the side of istio-cni that talks to the node proxy. It listens, a proxy connects,
+//! says hello and gets a snapshot of the node's pods with their network namespaces, then pods one by one as
+//! they come and go. Adds go to the newest connection, deletes to all. `Manner` makes it misbehave, for
+//! tests.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};

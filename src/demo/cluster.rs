@@ -1,4 +1,5 @@
-//! A whole small mesh: namespaces, CNI agents, the mesh file, a shared certificate authority and one proxy a node.
+//! A whole small mesh: namespaces, CNI agents, the mesh file, a shared certificate authority and one proxy a
+//! node.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -78,8 +79,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Starts one more proxy of a node beside the one that runs, as an upgrade does. It has a namespace of its own,
-    /// as each pod of a DaemonSet has, so that both can serve their admin ports. The caller owns it.
+    /// Starts one more proxy of a node beside the one that runs, as an upgrade does. It has a namespace of
+    /// its own, as each pod of a DaemonSet has, so that both can serve their admin ports. The caller owns it.
     pub fn start_successor(
         &mut self,
         node: u8,

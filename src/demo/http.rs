@@ -73,10 +73,12 @@ fn installed(program: &str) -> Option<std::path::PathBuf> {
 fn nginx_configuration(port: u16, directory: &str) -> String {
     format!(
         "daemon off;\nmaster_process off;\npid {directory}/pid;\nevents {{ worker_connections 4096; }}\n\
-         http {{\n access_log off;\n client_body_temp_path {directory}/body;\n proxy_temp_path {directory}/proxy;\n \
+         http {{\n access_log off;\n client_body_temp_path {directory}/body;\n \
+         proxy_temp_path {directory}/proxy;\n \
          fastcgi_temp_path {directory}/fastcgi;\n uwsgi_temp_path {directory}/uwsgi;\n \
          scgi_temp_path {directory}/scgi;\n default_type text/plain;\n server {{\n  listen {port};\n  \
-         listen [::]:{port};\n  location / {{ return 200 \"you are $remote_addr and said $http_x_marker\\n\"; }}\n }}\n}}\n"
+         listen [::]:{port};\n  \
+         location / {{ return 200 \"you are $remote_addr and said $http_x_marker\\n\"; }}\n }}\n}}\n"
     )
 }
 

@@ -1,5 +1,5 @@
-//! A small measurement for the demo: how fast one stream is and how long a request takes. A taste, not a benchmark:
-//! loadtest/gen compares, with ratios and rounds.
+//! A small measurement for the demo: how fast one stream is and how long a request takes. A taste, not a
+//! benchmark: loadtest/gen compares, with ratios and rounds.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -30,7 +30,8 @@ impl Measured {
     }
 }
 
-/// Serves both kinds of measurement: `e` as first byte asks for an echo, anything else for a count at the end.
+/// Serves both kinds of measurement: `e` as first byte asks for an echo, anything else for a count at the
+/// end.
 pub fn serve(pod: &Pod, port: u16) -> Result<()> {
     let listener = pod.space.listen((std::net::Ipv6Addr::UNSPECIFIED, port).into())?;
     std::thread::spawn(move || accept(&listener));

@@ -1,4 +1,5 @@
-//! The mesh as a local file (LOCAL_XDS_PATH): written whole and swapped in, as an editor or a ConfigMap does it.
+//! The mesh as a local file (LOCAL_XDS_PATH): written whole and swapped in, as an editor or a ConfigMap does
+//! it.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -48,7 +49,8 @@ impl MeshFile {
         &self.path
     }
 
-    /// Takes a pod up as a workload; `hbone` where a proxy serves it. Its service account is named as the pod.
+    /// Takes a pod up as a workload; `hbone` where a proxy serves it. Its service account is named as the
+    /// pod.
     pub fn add(&mut self, pod: &Pod, hbone: bool) -> &mut FileWorkload {
         let addresses = vec![pod.v4.to_string(), pod.v6.to_string()];
         let (name, node) = (pod.name.clone(), pod.node);

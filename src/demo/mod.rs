@@ -1,5 +1,5 @@
-//! `ringway demo`: a small mesh in network namespaces, with real traffic and a look at the wire. The end-to-end
-//! tests build their clusters from the same parts. Not part of the proxy: nothing here runs in a node.
+//! `ringway demo`: a small mesh in network namespaces, with real traffic and a look at the wire. The end-to-
+//! end tests build their clusters from the same parts. Not part of the proxy: nothing here runs in a node.
 
 pub mod agent;
 pub mod agent_messages;

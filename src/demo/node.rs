@@ -238,7 +238,8 @@ mod tests {
     #[test]
     fn sums_count_only_the_series_that_were_meant() {
         let metrics = Metrics(
-            "# TYPE a_total counter\na_total{x=\"1\",y=\"2\"} 3\na_total{x=\"2\"} 4\na_total_other{x=\"1\"} 9\nb 1\n"
+            "# TYPE a_total counter\na_total{x=\"1\",y=\"2\"} 3\na_total{x=\"2\"} 4\n\
+             a_total_other{x=\"1\"} 9\nb 1\n"
                 .to_owned(),
         );
         assert_eq!(metrics.sum("a_total", &["x=\"1\""]), 3.0);

@@ -1,5 +1,5 @@
-//! What the demo prints: a line a check as it happens, and a table of who talked to whom. Colour only on a terminal
-//! and where NO_COLOR isn't set.
+//! What the demo prints: a line a check as it happens, and a table of who talked to whom. Colour only on a
+//! terminal and where NO_COLOR isn't set.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -14,7 +14,8 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn new() -> Self {
+    /// Colour where a person looks and doesn't mind.
+    pub fn to_terminal() -> Self {
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self { colour: io::stdout().is_terminal() && !no_colour, failed: 0, passed: 0 }
     }

@@ -1,6 +1,7 @@
-//! The rules that istio-cni programs inside an enrolled pod (iptables mode), in its order: traffic of the app goes
-//! to the proxy's ports, traffic of the proxy (mark 0x539) doesn't, and replies of the app to a connection that
-//! carries a foreign source address find their way back (connection mark 0x111, routing table 100).
+//! The rules that istio-cni programs inside an enrolled pod (iptables mode), in its order: traffic of the app
+//! goes to the proxy's ports, traffic of the proxy (mark 0x539) doesn't, and replies of the app to a
+//! connection that carries a foreign source address find their way back (connection mark 0x111, routing table
+//! 100).
 
 use std::fmt::Write as _;
 

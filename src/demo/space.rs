@@ -1,5 +1,5 @@
-//! A network namespace: made with `ip netns`, entered by short-lived threads, left clean.
-//! A process or a socket belongs to the namespace of the thread that makes it; nothing else is needed to be "inside".
+//! A network namespace: made with `ip netns`, entered by short-lived threads, left clean. A process or a
+//! socket belongs to the namespace of the thread that makes it; nothing else is needed to be "inside".
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};

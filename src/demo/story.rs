@@ -1,5 +1,5 @@
-//! What `ringway demo` does, step by step: each step claims something, does it with real programs, and shows what
-//! was seen.
+//! What `ringway demo` does, step by step: each step claims something, does it with real programs, and shows
+//! what was seen.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -70,7 +70,7 @@ struct Story {
 
 impl Story {
     fn set_up(options: &Options, interrupted: Arc<AtomicBool>) -> Result<Self> {
-        let report = Report::new();
+        let report = Report::to_terminal();
         report.heading("Two nodes, three pods, one service: each a network namespace of this machine");
         let binary = match &options.binary {
             Some(binary) => binary.clone(),
@@ -145,7 +145,7 @@ impl Story {
             self.tap.seen(SECRET) == 0 && sightings.application_data > 0,
             "what the mesh carried was ciphertext",
             &format!(
-                "{} segments on port 15008, {} begin a TLS application data record, {} hold the client's words",
+                "{} segments on port 15008, {} begin a TLS record of data, {} hold the client's words",
                 sightings.hbone_segments,
                 sightings.application_data,
                 self.tap.seen(SECRET),

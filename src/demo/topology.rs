@@ -136,7 +136,8 @@ impl Pod {
         SocketAddr::from((self.v6, port))
     }
 
-    /// Programs the CNI agent's in-pod rules: from here on the pod is captured, and closed until a proxy listens.
+    /// Programs the CNI agent's in-pod rules: from here on the pod is captured, and closed until a proxy
+    /// listens.
     pub fn capture(&self) -> Result<()> {
         rules::program(&self.space, rules::Dns::Off)
     }

@@ -1,6 +1,6 @@
-//! Looks at every frame between the nodes: which markers pass in the clear, how much of it is TLS application data.
-//! A capture of everything on an AF_PACKET socket; what it must not see it would see, which the caller proves by
-//! sending a marker in the clear once.
+//! Looks at every frame between the nodes: which markers pass in the clear, how much of it is TLS application
+//! data. A capture of everything on an AF_PACKET socket; what it must not see it would see, which the caller
+//! proves by sending a marker in the clear once.
 
 use std::collections::HashSet;
 use std::io::Read;

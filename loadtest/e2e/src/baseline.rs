@@ -1,4 +1,5 @@
-//! What a proxy holds before a scenario, and that it holds no more afterwards: descriptors, connections, memory.
+//! What a proxy holds before a scenario, and that it holds no more afterwards: descriptors, connections,
+//! memory.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
-//! What the end-to-end tests stand on: a mesh of two nodes in network namespaces (`ringway::demo` builds it), real
-//! and odd programs inside its pods, and looks at what is left afterwards. Everything here may panic: a test that
-//! can't be set up has failed, and says why. Root is needed; without it every test fails with a message.
+//! What the end-to-end tests stand on: a mesh of two nodes in network namespaces (`ringway::demo` builds it),
+//! real and odd programs inside its pods, and looks at what is left afterwards. Everything here may panic: a
+//! test that can't be set up has failed, and says why. Root is needed; without it every test fails with a
+//! message.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

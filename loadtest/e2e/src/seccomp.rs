@@ -3,8 +3,8 @@
 
 use std::io;
 
-/// Refuses `io_uring_setup` with EPERM for the calling thread and every process started from it. It can't be undone,
-/// so call it on a thread that is to end.
+/// Refuses `io_uring_setup` with EPERM for the calling thread and every process started from it. It can't be
+/// undone, so call it on a thread that is to end.
 pub fn refuse_io_uring() -> io::Result<()> {
     const LOAD_NUMBER: u16 = 0x20;
     const JUMP_IF_EQUAL: u16 = 0x15;
@@ -18,7 +18,8 @@ pub fn refuse_io_uring() -> io::Result<()> {
         libc::sock_filter { code: RETURN, jt: 0, jf: 0, k: libc::SECCOMP_RET_ALLOW },
     ];
     let filter = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
-    // SAFETY: `filter` and the program it points to live until both calls have returned; the kernel copies them.
+    // SAFETY: `filter` and the program it points to live until both calls have returned; the kernel copies
+    // them.
     let result = unsafe {
         match libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) {
             0 => libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter),

@@ -1,4 +1,5 @@
-//! The mesh that most tests use: client on node 1, server on node 2, both enrolled; a stranger outside the mesh.
+//! The mesh that most tests use: client on node 1, server on node 2, both enrolled; a stranger outside the
+//! mesh.
 
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::PathBuf;

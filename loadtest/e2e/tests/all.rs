@@ -1,5 +1,5 @@
-//! All end-to-end tests in one binary: real programs and odd peers against two real proxies in network namespaces.
-//! Worlds take turns, so the order of tests doesn't matter and times mean something.
+//! All end-to-end tests in one binary: real programs and odd peers against two real proxies in network
+//! namespaces. Worlds take turns, so the order of tests doesn't matter and times mean something.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(clippy::indexing_slicing, reason = "tests")]
 

@@ -90,8 +90,8 @@ fn resets(way: &'static str, from: &Pod, to: &Pod, port: u16) {
     assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{way}");
 }
 
-/// The server sends 64 KiB and its end while the client reads slowly; once it leaves a byte of the client's unread
-/// and lingers, once it reads it and is gone at once (A2).
+/// The server sends 64 KiB and its end while the client reads slowly; once it leaves a byte of the client's
+/// unread and lingers, once it reads it and is gone at once (A2).
 fn orderly_ends(way: &'static str, from: &Pod, to: &Pod, port: u16) {
     for (port, leaves_unread) in [(port, true), (port + 100, false)] {
         let Pair { mut near, mut far, .. } = pair(way, from, to, port);

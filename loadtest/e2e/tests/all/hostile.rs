@@ -1,5 +1,5 @@
-//! A peer with a valid certificate of the mesh and no manners: each request gets the reference's status, and nothing
-//! but the pod's own ports is ever dialled.
+//! A peer with a valid certificate of the mesh and no manners: each request gets the reference's status, and
+//! nothing but the pod's own ports is ever dialled.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -223,7 +223,7 @@ fn peers_that_begin_and_do_not_go_on_are_given_up() {
         let started = Instant::now();
         loop {
             let read = tokio::time::timeout(Duration::from_secs(45), async {
-                (&stream).readable().await.map(|()| stream.try_read(&mut bytes))
+                stream.readable().await.map(|()| stream.try_read(&mut bytes))
             });
             match read.await.expect("closed within ping interval and timeout").unwrap() {
                 Ok(0) => break,

@@ -250,7 +250,12 @@ fn access_lines_keep_the_references_order_in_json_and_in_plain_text() {
     assert_eq!((columns[1], columns[2], columns[3]), ("info", "access", "connection complete"));
     let expected = [
         "src.addr=10.77.1.10:",
-        " src.workload=\"client\" src.namespace=\"default\" src.identity=\"spiffe://cluster.local/ns/default/sa/client\" src.cluster=\"Kubernetes\" dst.addr=10.77.2.10:15008 dst.hbone_addr=10.77.2.10:8080 dst.service=\"web.default.svc.cluster.local\" dst.workload=\"server\" dst.namespace=\"default\" dst.identity=\"spiffe://cluster.local/ns/default/sa/server\" dst.cluster=\"Kubernetes\" direction=\"outbound\" bytes_sent=0 bytes_recv=0 duration=\"",
+        " src.workload=\"client\" src.namespace=\"default\" \
+         src.identity=\"spiffe://cluster.local/ns/default/sa/client\" src.cluster=\"Kubernetes\" \
+         dst.addr=10.77.2.10:15008 dst.hbone_addr=10.77.2.10:8080 \
+         dst.service=\"web.default.svc.cluster.local\" dst.workload=\"server\" dst.namespace=\"default\" \
+         dst.identity=\"spiffe://cluster.local/ns/default/sa/server\" dst.cluster=\"Kubernetes\" \
+         direction=\"outbound\" bytes_sent=0 bytes_recv=0 duration=\"",
     ];
     for part in expected {
         assert!(columns[4].contains(part), "{part:?} isn't in {line}");

@@ -1,4 +1,5 @@
-//! An upgrade as a DaemonSet does it: the next proxy comes up beside the old one, then the old one gets SIGTERM.
+//! An upgrade as a DaemonSet does it: the next proxy comes up beside the old one, then the old one gets
+//! SIGTERM.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -1,5 +1,5 @@
-//! The ways a connection can go: HBONE by pod address and by service, plaintext in, passthrough out; v4 and v6;
-//! the server always sees the client's own address.
+//! The ways a connection can go: HBONE by pod address and by service, plaintext in, passthrough out; v4 and
+//! v6; the server always sees the client's own address.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr};
