@@ -43,3 +43,13 @@ pub const TUNNEL_BACKLOG_BYTES: usize = 512 * 1024;
 
 /// Header block of one request or response, as sent on the wire, CONTINUATION included.
 pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
+
+// shard
+/// How often deadlines of tunnels and half-closed connections are looked at.
+pub const TICK_MS: u64 = 1_000;
+/// Pause before a report is posted again to a full mailbox.
+pub const MAILBOX_RETRY_MS: u64 = 10;
+/// How long the end of a pod's tasks may take once they are told.
+pub const FORCED_END_MS: u64 = 2_000;
+/// Tunnels tried for one stream where each turns out full or going away.
+pub const TUNNEL_TRIES: usize = 4;

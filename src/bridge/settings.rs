@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::base::text::Text;
+pub use crate::sys::socket::Keepalive;
 
 /// Data-plane settings. Every shard holds a clone of one `Arc<Settings>`.
 #[derive(Clone, Debug)]
@@ -38,14 +39,4 @@ pub struct Settings {
     /// How many shards carry the listeners of one pod (`RINGWAY_POD_SHARDS`).
     pub pod_shards: usize,
     pub shards: usize,
-}
-
-/// TCP keepalive of accepted and dialled sockets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Keepalive {
-    pub time: Duration,
-    pub interval: Duration,
-    pub retries: u32,
-    /// TCP_USER_TIMEOUT = time + retries x interval.
-    pub user_timeout: bool,
 }
