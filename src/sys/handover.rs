@@ -257,3 +257,7 @@ fn half(bytes: &[u8], at: usize) -> Option<u16> {
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
+
+#[cfg(test)]
+#[path = "handover_tests.rs"]
+mod tests;

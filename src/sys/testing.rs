@@ -1,7 +1,11 @@
 //! Scaffolding of this layer's tests: namespaces that vanish with the test, and tests that run in a child process.
 
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::sys::netns::Netns;
 
@@ -74,4 +78,28 @@ pub fn in_child(test: &str, work: impl FnOnce()) {
     let said = String::from_utf8_lossy(&output.stdout);
     let wrong = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("1 passed"), "in the child: {said}\n{wrong}");
+}
+
+/// Two ends of a loopback connection, non-blocking.
+pub fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (two, _) = listener.accept().unwrap();
+    one.set_nonblocking(true).unwrap();
+    two.set_nonblocking(true).unwrap();
+    (one, two)
+}
+
+pub fn wait_readable(fd: BorrowedFd<'_>) {
+    wait(fd, PollFlags::IN);
+}
+
+pub fn wait_writable(fd: BorrowedFd<'_>) {
+    wait(fd, PollFlags::OUT);
+}
+
+fn wait(fd: BorrowedFd<'_>, what: PollFlags) {
+    let limit = Timespec { tv_sec: 5, tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::from_borrowed_fd(fd, what)], Some(&limit)).unwrap();
+    assert_eq!(ready, 1, "nothing happened for 5 s");
 }
