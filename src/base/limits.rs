@@ -53,3 +53,17 @@ pub const MAILBOX_RETRY_MS: u64 = 10;
 pub const FORCED_END_MS: u64 = 2_000;
 /// Tunnels tried for one stream where each turns out full or going away.
 pub const TUNNEL_TRIES: usize = 4;
+// The kernel (sys).
+/// Descriptors that one CNI message may carry before the kernel cuts them off; one is right, more is an error.
+pub const CNI_DESCRIPTORS_A_MESSAGE: usize = 4;
+/// A message to the CNI agent that can't be sent within its own time limit is of no use to it (reference B.3).
+pub const CNI_SEND_DEADLINE_MS: u64 = 5_000;
+/// Entries of the ring that is made only to see whether rings may be made.
+pub const RING_PROBE_ENTRIES: u32 = 8;
+/// One read of a netlink dump: the kernel fills at most 32 KiB.
+pub const NETLINK_READ_BYTES: usize = 32 * 1024;
+/// How long a steered listener goes on accepting before it closes: a handshake that began before the steering may
+/// need one retransmission (1 s, RFC 6298 section 2) before it arrives.
+pub const HANDOVER_LINGER_MS: u64 = 1_500;
+/// Spare descriptors of the control thread: readiness, admin, metrics, the CNI socket and a pod's namespace.
+pub const RESERVED_DESCRIPTORS: usize = 8;
