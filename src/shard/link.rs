@@ -14,7 +14,6 @@ use crate::shard::shard::within;
 use crate::shard::socket::Socket;
 use crate::shard::stats::bump;
 use crate::shard::tunnel::{Parts, Tunnel};
-use crate::sys::socket::local_address;
 use crate::tls::config::Credential;
 use crate::tls::handshake::{Established, Handshake, HandshakeError, Progress};
 use crate::wire::h2::{Connection, Settings};
@@ -140,7 +139,7 @@ fn assemble(
     tail: Vec<u8>,
     http2: Connection,
 ) -> Rc<Tunnel> {
-    let local = local_address(socket.fd()).unwrap_or(remote);
+    let local = socket.local().unwrap_or(remote);
     let parts = Parts { socket, local, remote, established, tail, http2 };
     Tunnel::new(parts, world.shard.buffers.clone(), world.shard.stats.clone())
 }

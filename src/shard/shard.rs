@@ -136,7 +136,7 @@ impl Shard {
     pub async fn local_workload(&self, pod: &PodInfo) -> Result<(Arc<Snapshot>, Arc<Workload>), Failure> {
         let find = || {
             let snapshot = self.published.load();
-            let found = snapshot.local_workload(&pod.name, &pod.namespace, &pod.service_account).cloned();
+            let found = snapshot.local_workload((&pod.name, &pod.namespace, &pod.service_account)).cloned();
             found.filter(|_| snapshot.synced).map(|workload| (snapshot, workload))
         };
         if let Some(found) = find() {

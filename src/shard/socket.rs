@@ -3,11 +3,12 @@
 //! Why not ring reads and writes: deploy/docs/decisions/direct-data-calls.md.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use monoio::net::TcpStream;
 
+use crate::base::net::canonical;
 use crate::sys;
 
 /// One connection. Dropping it closes it (with FIN, unless `abort` was called or unread data is left).
@@ -55,6 +56,11 @@ impl Socket {
     pub fn abort(&self) {
         let _ = sys::io::set_linger_reset(self.fd());
         let _ = sys::io::shutdown(self.fd(), Shutdown::Both);
+    }
+
+    /// Our own address, in canonical form.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr().map(canonical)
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {

@@ -83,7 +83,8 @@ impl Stats {
 
     /// Everything, for one scrape.
     pub fn report(&self, shard: usize) -> ShardStats {
-        let connections = self.by_labels.borrow().iter().map(|(labels, counters)| ConnectionCounts {
+        let by_labels = self.by_labels.borrow();
+        let connections = by_labels.iter().map(|(labels, counters)| ConnectionCounts {
             labels: labels.clone(),
             opened: counters.opened.get(),
             received_bytes: counters.received_bytes.get(),

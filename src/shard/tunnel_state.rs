@@ -100,7 +100,7 @@ impl State {
         let idle = self.streams.is_empty() && self.http2.active_streams() == 0 && self.backlog.is_empty();
         match &self.end {
             Some(end) => Some(end.clone()),
-            None if idle && self.http2.is_drained() => Some(TunnelEnd::Finished),
+            None if idle && self.http2.is_draining() => Some(TunnelEnd::Finished),
             None => None,
         }
     }

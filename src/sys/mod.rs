@@ -5,6 +5,7 @@ pub mod cpu;
 pub mod fdpass;
 pub mod handover;
 pub mod io;
+pub mod lend;
 pub mod listener;
 pub mod netns;
 mod option;
