@@ -1,6 +1,6 @@
-//! Unix SOCK_SEQPACKET with descriptors, as the CNI agent speaks it (reference sections 14.1 and B.1): one message a
-//! packet, at most one descriptor with it. Blocking calls with time limits, for a small thread of its own.
-//! Both sides live here: the agent's side serves the demo and the tests.
+//! Unix SOCK_SEQPACKET with descriptors, as the CNI agent speaks it (reference sections 14.1 and B.1): one
+//! message a packet, at most one descriptor with it. Blocking calls with time limits, for a small thread of
+//! its own. Both sides live here: the agent's side serves the demo and the tests.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -96,8 +96,8 @@ impl SeqPacket {
         self.send_parts(message, fds)
     }
 
-    /// Receives one packet, within `timeout` where given. After an error other than `Timeout` the stream should be
-    /// dropped: what was cut off is lost. Descriptors that came with a bad message are closed.
+    /// Receives one packet, within `timeout` where given. After an error other than `Timeout` the stream
+    /// should be dropped: what was cut off is lost. Descriptors that came with a bad message are closed.
     pub fn recv(&self, into: &mut [u8], timeout: Option<Duration>) -> Result<Received, ReceiveError> {
         if let Some(limit) = timeout
             && self.wait(None, timeout)? == Wakeup::Timeout

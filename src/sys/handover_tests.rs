@@ -213,12 +213,19 @@ fn serve(fd: Arc<OwnedFd>, ours: usize, orders: &Orders) {
                     orders.fell_short.store(true, Ordering::Relaxed);
                 }
                 while serve_one(&fd) {}
+                // Now nothing may come any more, however long the close takes and whichever close comes
+                // first.
+                std::thread::sleep(Duration::from_millis(15 * (1 + fastrand::u64(..4))));
                 return;
             }
         }
         let soon = Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
         let _ = poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&soon));
-        while !orders.paused.load(Ordering::Relaxed) && serve_one(&fd) {}
+        while !orders.paused.load(Ordering::Relaxed) {
+            if !serve_one(&fd) {
+                break;
+            }
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! Non-blocking data calls on borrowed stream sockets, without an event loop. EINTR is retried, `WouldBlock` is
-//! the caller's to wait on, and a dead peer is an error, never a signal.
+//! Non-blocking data calls on borrowed stream sockets, without an event loop. EINTR is retried, `WouldBlock`
+//! is the caller's to wait on, and a dead peer is an error, never a signal.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::zeroed;
@@ -106,8 +106,8 @@ pub fn state(fd: BorrowedFd<'_>) -> io::Result<State> {
     })
 }
 
-/// Whether the connection died instead of ending: a reset or a timeout. Takes the pending error from the socket, so
-/// only the first one to ask (this, a read or a write) sees it.
+/// Whether the connection died instead of ending: a reset or a timeout. Takes the pending error from the
+/// socket, so only the first one to ask (this, a read or a write) sees it.
 pub fn was_reset(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(state(fd)? == State::Closed && SockRef::from(&fd).take_error()?.is_some())
 }

@@ -1,5 +1,5 @@
-//! Listening sockets and what comes in by them (reference sections 1.1 and 1.2). Made in the thread's namespace.
-//! Not the accept loop: that is the shard's, as is the pause when descriptors run short.
+//! Listening sockets and what comes in by them (reference sections 1.1 and 1.2). Made in the thread's
+//! namespace. Not the accept loop: that is the shard's, as is the pause when descriptors run short.
 
 use std::io;
 use std::net::SocketAddr;
@@ -46,7 +46,7 @@ pub enum ListenError {
     #[error("failed to bind to address {addr}: SO_MARK {mark:#x} (needs CAP_NET_ADMIN): {error}")]
     Mark { addr: SocketAddr, mark: u32, error: io::Error },
     #[error(
-        "failed to bind to address {addr}: IP_TRANSPARENT (needs CAP_NET_ADMIN; wanted by ENABLE_ORIG_SRC): {error}"
+        "failed to bind to address {addr}: IP_TRANSPARENT (ENABLE_ORIG_SRC=true needs CAP_NET_ADMIN): {error}"
     )]
     Transparent { addr: SocketAddr, error: io::Error },
 }
@@ -89,8 +89,8 @@ pub fn bind_udp(plan: &ListenerPlan) -> Result<Listening, ListenError> {
     Ok(Listening { fd: socket.into(), transparent, warning: None })
 }
 
-/// The next connection, non-blocking and close-on-exec, and its caller in canonical form. Errors that belong to one
-/// connection (accept(2): it was reset or its network failed while it waited) take that one and go on.
+/// The next connection, non-blocking and close-on-exec, and its caller in canonical form. Errors that belong
+/// to one connection (accept(2): it was reset or its network failed while it waited) take that one and go on.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAddr)> {
     loop {
         match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
@@ -105,7 +105,8 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAddr)> {
     }
 }
 
-/// Whether accept failed for want of a descriptor or memory: the connection still waits, so a loop would spin.
+/// Whether accept failed for want of a descriptor or memory: the connection still waits, so a loop would
+/// spin.
 pub fn is_descriptor_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }

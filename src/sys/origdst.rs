@@ -13,7 +13,8 @@ use crate::base::net::{Captured, canonical};
 pub fn original_destination(fd: BorrowedFd<'_>) -> io::Result<Captured> {
     let socket = SockRef::from(&fd);
     let local = socket.local_addr()?.as_socket();
-    // Asked by the connection's real family: the IPv4 look-up of an IPv6 connection would use a made-up address.
+    // Asked by the connection's real family: the IPv4 look-up of an IPv6 connection would use a made-up
+    // address.
     let recorded = match local.map(canonical) {
         Some(SocketAddr::V6(_)) => socket.original_dst_v6(),
         Some(SocketAddr::V4(_)) | None => socket.original_dst_v4(),

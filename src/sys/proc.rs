@@ -33,8 +33,8 @@ pub fn rss_bytes() -> io::Result<u64> {
     Ok(pages.saturating_mul(u64::try_from(page_bytes).unwrap_or(4_096)))
 }
 
-/// Spare descriptors that control gives back in need (EMFILE), so that readiness, admin and the CNI socket still
-/// work when connections have taken everything else.
+/// Spare descriptors that control gives back in need (EMFILE), so that readiness, admin and the CNI socket
+/// still work when connections have taken everything else.
 #[derive(Debug)]
 pub struct Reserve {
     spare: Vec<File>,

@@ -182,6 +182,7 @@ fn errno_name(errno: i32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::testing::deny;
 
     #[test]
     fn this_kernel_gives_a_ring() {
@@ -192,7 +193,7 @@ mod tests {
     #[test]
     fn a_seccomp_filter_is_named_as_the_cause() {
         std::thread::spawn(|| {
-            deny_rings(libc::EPERM);
+            deny(libc::SYS_io_uring_setup, libc::EPERM);
             let refusal = probe().unwrap_err();
             assert_eq!(refusal.cause, libc::EPERM);
             assert_eq!(
@@ -204,7 +205,7 @@ mod tests {
         .join()
         .unwrap();
         std::thread::spawn(|| {
-            deny_rings(libc::ENOSYS);
+            deny(libc::SYS_io_uring_setup, libc::ENOSYS);
             assert_eq!(probe().unwrap_err().why, Why::Seccomp);
         })
         .join()
@@ -245,23 +246,5 @@ mod tests {
         assert!(!has_rings("5.0.9") && !has_rings("4.18.0-553.el8") && !has_rings("") && !has_rings("x.y"));
         assert!(is_filtered("Name:\tx\nSeccomp:\t2\nSeccomp_filters:\t1\n"));
         assert!(!is_filtered("Seccomp:\t0\nSeccomp_filters:\t2\n"));
-    }
-
-    /// Makes io_uring_setup fail with `errno` for the calling thread, for good, as a container's profile does.
-    fn deny_rings(errno: i32) {
-        let setup = u32::try_from(libc::SYS_io_uring_setup).unwrap();
-        let step = |code, jt, k| libc::sock_filter { code, jt, jf: 0, k };
-        let mut program = [
-            step(0x20, 0, 0),
-            step(0x15, 1, setup),
-            step(0x06, 0, libc::SECCOMP_RET_ALLOW),
-            step(0x06, 0, libc::SECCOMP_RET_ERRNO | u32::try_from(errno).unwrap()),
-        ];
-        let filter = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
-        // SAFETY: numbers only, and a program that lives during the call, which copies it.
-        unsafe {
-            assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
-            assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
-        }
     }
 }

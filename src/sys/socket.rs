@@ -1,5 +1,6 @@
-//! Outgoing sockets: made in the thread's namespace, non-blocking, close-on-exec, and connected with the original
-//! source where asked (reference section 7.5). Not the waiting: the caller awaits writability, then `connect_result`.
+//! Outgoing sockets: made in the thread's namespace, non-blocking, close-on-exec, and connected with the
+//! original source where asked (reference section 7.5). Not the waiting: the caller awaits writability, then
+//! `connect_result`.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -74,7 +75,8 @@ impl DialError {
 
 /// Makes a socket in the calling thread's namespace and issues the connect.
 ///
-/// A source equal to the destination's address is not kept: the kernel would see a connection of the pod to itself.
+/// A source equal to the destination's address is not kept: the kernel would see a connection of the pod to
+/// itself.
 pub fn dial(dial: &Dial) -> Result<Dialled, DialError> {
     let to = dial.to;
     let wanted = dial.from.map(|from| from.to_canonical()).filter(|from| *from != to.ip().to_canonical());
@@ -112,8 +114,8 @@ pub fn connect_result(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Options of every TCP connection, accepted or dialled: no delay, keepalive where given. What the kernel refuses is
-/// left as it is (reference section 11.4).
+/// Options of every TCP connection, accepted or dialled: no delay, keepalive where given. What the kernel
+/// refuses is left as it is (reference section 11.4).
 pub fn tune(fd: BorrowedFd<'_>, keepalive: Option<&Keepalive>) {
     let socket = SockRef::from(&fd);
     let _ = socket.set_tcp_nodelay(true);
@@ -227,9 +229,8 @@ mod tests {
     #[test]
     fn the_server_sees_the_original_source_and_the_replies_come_back() {
         // As inside a pod: the proxy and the application share the namespace, replies go over `lo`.
-        let (node, pod) = pair();
+        let (_node, pod) = pair();
         bring_replies_back(&pod);
-        drop(node.netns().clone());
         for (app, caller) in [("10.9.0.2:0", "10.9.0.1"), ("[fd09::2]:0", "fd09::1")] {
             pod.netns()
                 .run(|| {

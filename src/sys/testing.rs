@@ -1,8 +1,9 @@
-//! Scaffolding of this layer's tests: namespaces that vanish with the test, and tests that run in a child process.
+//! Scaffolding of this layer's tests: namespaces that vanish with the test, and tests that run in a child
+//! process.
 
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::BorrowedFd;
-use std::process::Command;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -65,19 +66,40 @@ pub fn ip(arguments: &str) {
     assert!(output.status.success(), "`ip {arguments}` failed (this test needs root): {said}");
 }
 
-/// Runs `work` in a process of its own, for what would change this one (limits). `test` is the full name of the
-/// calling test, which is started again there.
+/// Runs `work` in a process of its own, for what would change this one (limits). `test` is the full name of
+/// the calling test, which is started again there.
 pub fn in_child(test: &str, work: impl FnOnce()) {
-    const MARK: &str = "RINGWAY_TEST_CHILD";
-    if std::env::var_os(MARK).is_some() {
-        return work();
-    }
-    let program = std::env::current_exe().unwrap();
-    let output =
-        Command::new(program).args(["--exact", test, "--nocapture"]).env(MARK, "1").output().unwrap();
+    let Some(output) = child(test) else { return work() };
     let said = String::from_utf8_lossy(&output.stdout);
     let wrong = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("1 passed"), "in the child: {said}\n{wrong}");
+}
+
+/// What became of `test` in a process of its own; `None` in that process.
+pub fn child(test: &str) -> Option<Output> {
+    const MARK: &str = "RINGWAY_TEST_CHILD";
+    if std::env::var_os(MARK).is_some() {
+        return None;
+    }
+    let program = std::env::current_exe().unwrap();
+    Some(Command::new(program).args(["--exact", test, "--nocapture"]).env(MARK, "1").output().unwrap())
+}
+
+/// Makes a system call fail with `errno` for the calling thread, for good, as a container's profile does.
+pub fn deny(call: libc::c_long, errno: i32) {
+    let step = |code, jt, k| libc::sock_filter { code, jt, jf: 0, k };
+    let mut program = [
+        step(0x20, 0, 0),
+        step(0x15, 1, u32::try_from(call).unwrap()),
+        step(0x06, 0, libc::SECCOMP_RET_ALLOW),
+        step(0x06, 0, libc::SECCOMP_RET_ERRNO | u32::try_from(errno).unwrap()),
+    ];
+    let filter = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+    // SAFETY: numbers only, and a program that lives during the call, which copies it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+    }
 }
 
 /// Two ends of a loopback connection, non-blocking.
