@@ -230,12 +230,12 @@ mod tests {
     fn decimal(mut bytes: Vec<u8>) -> String {
         let mut digits = Vec::new();
         while bytes.iter().any(|byte| *byte != 0) {
-            let mut rest = 0;
+            let mut rest = 0_u32;
             for byte in &mut bytes {
                 let value = rest * 256 + u32::from(*byte);
-                (*byte, rest) = ((value / 10) as u8, value % 10);
+                (*byte, rest) = (u8::try_from(value / 10).unwrap(), value % 10);
             }
-            digits.push(char::from(b'0' + rest as u8));
+            digits.push(char::from_digit(rest, 10).unwrap());
         }
         digits.iter().rev().collect()
     }

@@ -299,6 +299,7 @@ impl Side {
     }
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "a foreign enum that may grow")]
 fn digest<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     outgoing: &mut Vec<u8>,
