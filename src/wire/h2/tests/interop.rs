@@ -297,7 +297,9 @@ fn an_h2_server_gives_every_byte_back() {
             let mut tunnel = Tunnel::client(&Settings { header_list_bytes: 16_384, ..ours }, seed);
             let head = ConnectHead { baggage: Some("b=2"), forwarded: Some("for=x"), ..HEAD };
             let streams: Vec<StreamId> = (0..5)
-                .map(|number| tunnel.open(&head, text(seed + number, 250_000 * number as usize)))
+                .map(|number| {
+                    tunnel.open(&head, text(seed + number, 250_000 * usize::try_from(number).unwrap()))
+                })
                 .collect();
             tunnel.run(&mut near, |tunnel| tunnel.connection.active_streams() == 0).await;
             drop(near);

@@ -425,3 +425,17 @@ fn the_start_must_be_right() {
     assert_eq!(client.receive(&ack, now, &mut events), Err(Violation::FirstFrame { kind: 4 }));
     assert!(events.is_empty());
 }
+
+#[test]
+fn a_finished_half_is_not_called_writable() {
+    let mut client = End::client();
+    let stream = client.tunnel();
+    for length in [16_384, 16_384, 16_384, 16_383] {
+        client.connection.data(stream, length, false);
+    }
+    assert_eq!(client.connection.capacity(stream), 0);
+    client.connection.finish(stream);
+    client.feed(&frame(8, 0, 0, &[0, 0, 0, 9])).unwrap();
+    client.feed(&frame(8, 0, stream.0, &[0, 0, 0, 9])).unwrap();
+    assert_eq!(client.take(), []);
+}
