@@ -214,7 +214,6 @@ impl Connection {
         self.add_stream(number);
         let most = self.peer_frame_bytes();
         frame::headers(&mut self.output, number, false, &block, most);
-        self.watch.sent(0);
         Ok(StreamId(number))
     }
 
@@ -231,7 +230,6 @@ impl Connection {
         response_block(&mut block, status, baggage);
         let most = self.peer_frame_bytes();
         frame::headers(&mut self.output, stream.0, end, &block, most);
-        self.watch.sent(0);
         if end {
             self.close_local(stream.0);
         }
@@ -252,6 +250,7 @@ impl Connection {
         let send = SendWindow::new(self.peer.initial_window);
         self.streams.insert(number, Stream::new(send, ReceiveWindow::new(window, self.now_ms)));
         self.highest = number;
+        self.watch.sent(0);
     }
 
     /// Payload bytes that may be sent on a stream now, by its window and the connection's. 0 for a stream that is
@@ -301,7 +300,8 @@ impl Connection {
         }
     }
 
-    /// The reader took `len` bytes of a stream: its window opens again, and grows while the reader keeps up.
+    /// The reader took `len` bytes of a stream: its window opens again, and grows while the reader keeps up. The
+    /// time is that of the last `receive`.
     pub fn consumed(&mut self, stream: StreamId, len: usize) {
         let Some(state) = self.streams.get_mut(&stream.0).filter(|state| !state.remote_closed) else {
             return;
@@ -378,6 +378,7 @@ impl Connection {
     fn close_local(&mut self, stream: u32) {
         if let Some(state) = self.streams.get_mut(&stream) {
             state.local_closed = true;
+            state.blocked.set(false);
             if state.closed() {
                 self.streams.remove(&stream);
             }

@@ -107,7 +107,7 @@ impl Connection {
         let above =
             matches!(self.leaving, Leaving::Final(last) if self.role == Role::Server && stream > last);
         // No server stream has an even number: nothing is pushed.
-        if !above && (stream > self.highest || stream % 2 == 0) {
+        if !above && (stream > self.highest || stream.is_multiple_of(2)) {
             return Err(Violation::Idle { kind, stream });
         }
         if !above && !forgiven && !self.resets.may_have(stream) {

@@ -151,7 +151,7 @@ pub mod tests {
             (code, before) = (code + 1, length);
         }
         let mut bits: String = bytes.iter().map(|byte| codes[usize::from(*byte)].as_str()).collect();
-        while bits.len() % 8 != 0 {
+        while !bits.len().is_multiple_of(8) {
             bits.push('1');
         }
         bits.as_bytes()

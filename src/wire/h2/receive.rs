@@ -181,7 +181,7 @@ impl Connection {
 
     fn admit_headers(&self, header: Header) -> Result<(), Violation> {
         let Header { kind, stream, .. } = header;
-        if stream == 0 || (self.role == Role::Server && stream % 2 == 0) {
+        if stream == 0 || (self.role == Role::Server && stream.is_multiple_of(2)) {
             return Err(Violation::StreamNumber { kind, stream });
         }
         // Padding and priority come on top of the block.
