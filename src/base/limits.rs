@@ -43,3 +43,9 @@ pub const TUNNEL_BACKLOG_BYTES: usize = 512 * 1024;
 
 /// Header block of one request or response, as sent on the wire, CONTINUATION included.
 pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
+
+// mesh: snapshot and files
+/// Workloads of one address or service that are kept as an array; above it a persistent set costs less a change.
+pub const GROUP_ARRAY_WORKLOADS: usize = 16;
+/// A local configuration file; 100,000 workloads take about 50 MB of YAML.
+pub const LOCAL_CONFIG_BYTES: u64 = 256 * 1024 * 1024;

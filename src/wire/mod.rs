@@ -1,1 +1,2 @@
 //! Layer: wire.
+pub mod hbone;
