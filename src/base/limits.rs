@@ -113,3 +113,8 @@ pub const STREAMS_BEFORE_SETTINGS: u32 = 100;
 pub const HPACK_TABLE_BYTES: usize = 4_096;
 /// Scratch space a decoder keeps between header blocks; an idle connection should hold next to nothing.
 pub const HPACK_SCRATCH_KEPT_BYTES: usize = 512;
+// mesh: snapshot and files
+/// Workloads of one address or service that are kept as an array; above it a persistent set costs less a change.
+pub const GROUP_ARRAY_WORKLOADS: usize = 16;
+/// A local configuration file; 100,000 workloads take about 50 MB of YAML.
+pub const LOCAL_CONFIG_BYTES: u64 = 256 * 1024 * 1024;

@@ -1,2 +1,3 @@
 //! Layer: wire.
 pub mod h2;
+pub mod hbone;
