@@ -1,1 +1,4 @@
 //! Layer: wire.
+
+pub mod access_log;
+pub mod log_text;
