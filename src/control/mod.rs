@@ -1,1 +1,3 @@
 //! Layer: control.
+
+pub mod logs;
