@@ -1,1 +1,3 @@
 //! Layer: wire.
+
+pub mod zds;
