@@ -90,3 +90,17 @@ pub const HTTP_BUFFER_BYTES: usize = 8_192;
 pub const HTTP_CONNECTIONS: usize = 64;
 /// How long a scrape or a dump waits for the shards' answers.
 pub const SHARD_ANSWER_DEADLINE_MS: u64 = 1_000;
+// The kernel (sys).
+/// Descriptors that one CNI message may carry before the kernel cuts them off; one is right, more is an error.
+pub const CNI_DESCRIPTORS_A_MESSAGE: usize = 4;
+/// A message to the CNI agent that can't be sent within its own time limit is of no use to it (reference B.3).
+pub const CNI_SEND_DEADLINE_MS: u64 = 5_000;
+/// Entries of the ring that is made only to see whether rings may be made.
+pub const RING_PROBE_ENTRIES: u32 = 8;
+/// One read of a netlink dump: the kernel fills at most 32 KiB.
+pub const NETLINK_READ_BYTES: usize = 32 * 1024;
+/// How long a steered listener goes on accepting before it closes: a handshake that began before the steering may
+/// need one retransmission (1 s, RFC 6298 section 2) before it arrives.
+pub const HANDOVER_LINGER_MS: u64 = 1_500;
+/// Spare descriptors of the control thread: readiness, admin, metrics, the CNI socket and a pod's namespace.
+pub const RESERVED_DESCRIPTORS: usize = 8;

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::base::text::Text;
+pub use crate::sys::socket::Keepalive;
 
 /// Data-plane settings. Every shard holds a clone of one `Arc<Settings>`.
 #[derive(Clone, Debug)]
@@ -57,16 +58,6 @@ pub fn shards_of(uid: &str, shards: usize, pod_shards: usize) -> Vec<usize> {
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
     let first = usize::try_from(hash >> 32).unwrap_or_default() % shards;
     (0..pod_shards.clamp(1, shards)).map(|step| (first + step) % shards).collect()
-}
-
-/// TCP keepalive of accepted and dialled sockets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Keepalive {
-    pub time: Duration,
-    pub interval: Duration,
-    pub retries: u32,
-    /// TCP_USER_TIMEOUT = time + retries x interval.
-    pub user_timeout: bool,
 }
 
 #[cfg(test)]
