@@ -14,7 +14,8 @@ use crate::base::limits::{
 use crate::base::text::Text;
 use crate::bridge::identities::{Identities, Standing};
 use crate::mesh::identity::Identity;
-use crate::tls::config::Credential;
+use crate::tls::cert::Authority;
+use crate::tls::config::{Credential, Profile};
 
 /// Whatever signs certificates: the embedded authority today, the mesh's own later.
 pub trait Signer: Send {
@@ -28,6 +29,18 @@ pub struct NoAuthority;
 impl Signer for NoAuthority {
     fn issue(&self, _: &Identity, _: Duration) -> Result<Credential, Box<dyn Error + Send + Sync>> {
         Err("no certificate authority is configured: set FAKE_CA=true or CA_ADDRESS".into())
+    }
+}
+
+/// The embedded authority: a root of our own, shared by the nodes that share its directory.
+pub struct Embedded {
+    pub authority: Authority,
+    pub profile: Profile,
+}
+
+impl Signer for Embedded {
+    fn issue(&self, identity: &Identity, ttl: Duration) -> Result<Credential, Box<dyn Error + Send + Sync>> {
+        Ok(self.authority.credential(identity, ttl, self.profile)?)
     }
 }
 

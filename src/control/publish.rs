@@ -15,9 +15,12 @@ pub trait Source: Send {
     /// the same error isn't given twice. The text names place and cause.
     fn poll(&mut self, current: &Snapshot) -> Option<Result<Update, String>>;
 
-    /// `staticConfig` of the dump: what the local file holds now.
-    fn static_config(&self) -> serde_json::Value;
+    /// Reads what the local file holds at the moment of a dump; `None` where the source is no file.
+    fn static_config(&self) -> Option<StaticConfig>;
 }
+
+/// `staticConfig` of the dump, read anew with each call.
+pub type StaticConfig = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
 
 /// One step of the mesh.
 pub struct Update {
@@ -73,6 +76,10 @@ impl Orders {
         }
     }
 
+    pub fn waiting(&self) -> bool {
+        self.waiting.iter().any(|waiting| !waiting.is_empty())
+    }
+
     /// Tries again with what waits. True: nothing waits any more.
     pub fn flush(&mut self) -> bool {
         for (mailbox, waiting) in self.shards.iter().zip(&mut self.waiting) {
@@ -83,7 +90,7 @@ impl Orders {
                 }
             }
         }
-        self.waiting.iter().all(VecDeque::is_empty)
+        !self.waiting()
     }
 }
 
