@@ -272,7 +272,8 @@ impl Loop {
     async fn run(mut self, mut quits: Quits) -> Result<Outcome, ControlError> {
         let kernel = |what| move |error| ControlError::Kernel { what, error };
         let bell = self.reports.bell().as_fd().try_clone_to_owned().map_err(kernel("wait for reports"))?;
-        let bell = AsyncFd::register_with_interest(bell, Interest::READABLE).map_err(kernel("wait for reports"))?;
+        let bell = AsyncFd::register_with_interest(bell, Interest::READABLE)
+            .map_err(|error| kernel("wait for reports")(io::Error::from(error)))?;
         let mut signals = Signals::new().map_err(kernel("wait for signals"))?;
         let mut tick = tokio::time::interval(Duration::from_millis(CONTROL_TICK_MS));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
