@@ -115,3 +115,8 @@ pub const UPKEEP_MESSAGES_IN_A_ROW: u8 = 32;
 pub const TICKET_BYTES: usize = 65_535;
 /// What a peer may send until its handshake is done: the longest sane certificate chain is a fifth of it.
 pub const HANDSHAKE_BYTES: usize = 128 * 1024;
+// mesh: snapshot and files
+/// Workloads of one address or service that are kept as an array; above it a persistent set costs less a change.
+pub const GROUP_ARRAY_WORKLOADS: usize = 16;
+/// A local configuration file; 100,000 workloads take about 50 MB of YAML.
+pub const LOCAL_CONFIG_BYTES: u64 = 256 * 1024 * 1024;

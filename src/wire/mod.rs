@@ -1,3 +1,4 @@
 //! Layer: wire.
 
 pub mod zds;
+pub mod hbone;
