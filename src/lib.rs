@@ -4,6 +4,8 @@
 
 pub mod base;
 pub mod bridge;
+pub mod cli;
+pub mod config;
 pub mod control;
 pub mod mesh;
 pub mod path;

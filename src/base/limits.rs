@@ -120,3 +120,12 @@ pub const HANDSHAKE_BYTES: usize = 128 * 1024;
 pub const GROUP_ARRAY_WORKLOADS: usize = 16;
 /// A local configuration file; 100,000 workloads take about 50 MB of YAML.
 pub const LOCAL_CONFIG_BYTES: u64 = 256 * 1024 * 1024;
+// Logs.
+/// Entries (a line of the control thread, or a shard's batch) that wait for standard output (the reference's value).
+pub const LOG_LINES_QUEUED: usize = 10_000;
+/// Entries written with one call (the reference's value).
+pub const LOG_LINES_A_WRITE: usize = 64;
+/// How long the control thread waits for room in a full queue before a line is dropped.
+pub const LOG_LINES_WAIT_MS: u64 = 100;
+/// How long the end of the process waits for the last lines (the reference's value).
+pub const LOGS_FINISH_MS: u64 = 1_000;

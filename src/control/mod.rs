@@ -13,3 +13,4 @@ pub mod ready;
 pub mod recorder;
 pub mod session;
 pub mod shards;
+pub mod logs;

@@ -2,3 +2,5 @@
 
 pub mod zds;
 pub mod hbone;
+pub mod access_log;
+pub mod log_text;
