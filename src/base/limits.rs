@@ -53,6 +53,52 @@ pub const MAILBOX_RETRY_MS: u64 = 10;
 pub const FORCED_END_MS: u64 = 2_000;
 /// Tunnels tried for one stream where each turns out full or going away.
 pub const TUNNEL_TRIES: usize = 4;
+// control: the control thread, the CNI agent, the certificate authority, the servers.
+
+/// One message of the CNI agent, and one answer: both sides read into a buffer of this size.
+pub const ZDS_MESSAGE_BYTES: usize = 1_024;
+/// How long a pod's shards have to put its listeners up, or to let go: the agent gives up on an answer after 5 s
+/// and would take a later one for the answer to its next message.
+pub const POD_ORDER_DEADLINE_MS: u64 = 4_000;
+/// Pause before pods that failed to start are tried again (the reference's value).
+pub const POD_RETRY_MS: u64 = 5_000;
+/// First and last pause between attempts to reach the CNI agent's socket (the reference's values).
+pub const CNI_CONNECT_BACKOFF_FIRST_MS: u64 = 20;
+pub const CNI_CONNECT_BACKOFF_LAST_MS: u64 = 15_000;
+/// First pause after a connection to the agent that came to nothing: before the first readiness, and after it.
+pub const CNI_SESSION_BACKOFF_FIRST_MS: u64 = 500;
+pub const CNI_SESSION_BACKOFF_AGAIN_MS: u64 = 5;
+/// An agent that accepted but doesn't go on with its snapshot is called again after this; doubles up to the last,
+/// so that an agent which needs minutes still gets through.
+pub const CNI_SILENCE_FIRST_MS: u64 = 10_000;
+pub const CNI_SILENCE_LAST_MS: u64 = 160_000;
+/// Letters from the control thread that the CNI thread hasn't read: two reports a shard for each pod of a node.
+pub const CNI_LETTERS_QUEUED: usize = 16_384;
+
+/// Pause between looks at the source files, and of the control thread's other regular work.
+pub const CONTROL_TICK_MS: u64 = 100;
+pub const SOURCE_POLL_MS: u64 = 500;
+/// A shard that didn't answer for this long makes the process unready.
+pub const HEARTBEAT_MS: u64 = 5_000;
+/// After the grace of a drain, shards have this long to report that nothing is left.
+pub const DRAIN_REPORT_MS: u64 = 2_000;
+
+/// Identities signed before other work of the control thread gets its turn (a P-256 key and signature: 0.2 ms).
+pub const SIGNINGS_A_TURN: usize = 16;
+/// First and last pause after a failed signing (the reference's values).
+pub const SIGNING_BACKOFF_FIRST_MS: u64 = 1_000;
+pub const SIGNING_BACKOFF_LAST_MS: u64 = 150_000;
+/// Identities kept that no local workload has: those asked for by connections of workloads not known as local.
+pub const IDENTITIES_KEPT: usize = 16_384;
+
+/// Headers of an HTTP request to the readiness, metrics or admin port must be here by then (the reference's value).
+pub const HTTP_HEADER_DEADLINE_MS: u64 = 2_000;
+/// Read buffer of one HTTP connection (the reference's value).
+pub const HTTP_BUFFER_BYTES: usize = 8_192;
+/// Connections of one HTTP server at a time: probes, a scraper or two, an operator.
+pub const HTTP_CONNECTIONS: usize = 64;
+/// How long a scrape or a dump waits for the shards' answers.
+pub const SHARD_ANSWER_DEADLINE_MS: u64 = 1_000;
 // The kernel (sys).
 /// Descriptors that one CNI message may carry before the kernel cuts them off; one is right, more is an error.
 pub const CNI_DESCRIPTORS_A_MESSAGE: usize = 4;

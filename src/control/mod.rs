@@ -1,3 +1,16 @@
 //! Layer: control.
 
+pub mod admin;
+pub mod ca;
+pub mod cni;
+#[allow(clippy::module_inception, reason = "the module of the thread itself")]
+pub mod control;
+pub mod dump;
+pub mod http;
+pub mod metrics;
+pub mod publish;
+pub mod ready;
+pub mod recorder;
+pub mod session;
+pub mod shards;
 pub mod logs;

@@ -247,7 +247,8 @@ fn limit_sends(fd: &OwnedFd) -> io::Result<()> {
     Ok(set_socket_timeout(fd, Timeout::Send, Some(Duration::from_millis(CNI_SEND_DEADLINE_MS)))?)
 }
 
-fn wait(fd: BorrowedFd<'_>, bell: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> io::Result<Wakeup> {
+/// Waits for `fd`, or for `bell`; `fd` wins.
+pub fn wait(fd: BorrowedFd<'_>, bell: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> io::Result<Wakeup> {
     let end = timeout.map(|timeout| Instant::now() + timeout);
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));

@@ -13,6 +13,11 @@ pub fn raise_nofile() -> io::Result<(u64, u64)> {
     Ok((limits.current.unwrap_or(u64::MAX), limits.maximum.unwrap_or(u64::MAX)))
 }
 
+/// The limit of descriptors in force; `None` where there is none.
+pub fn nofile() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
 /// Open descriptors of the process. One stat(2) where the kernel counts them (6.2 and later), else a listing.
 pub fn open_fds() -> io::Result<usize> {
     let counted = fs::metadata("/proc/self/fd")?.len();
