@@ -1,8 +1,7 @@
-//! Layer: wire.
+//! Layer 2: bytes to types and back, sans-IO.
+
+pub mod access_log;
 pub mod h2;
 pub mod hbone;
-
-pub mod zds;
-pub mod hbone;
-pub mod access_log;
 pub mod log_text;
+pub mod zds;
