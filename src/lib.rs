@@ -2,6 +2,7 @@
 //!
 //! Reading order: `mesh::route`, `mesh::admit`, `path::outbound`, `shard::shard`, `app`.
 
+pub mod app;
 pub mod base;
 pub mod bridge;
 pub mod cli;

@@ -6,7 +6,10 @@ pub mod cni;
 #[allow(clippy::module_inception, reason = "the module of the thread itself")]
 pub mod control;
 pub mod dump;
+pub mod files;
+mod file_schema;
 pub mod http;
+pub mod local;
 pub mod metrics;
 pub mod publish;
 pub mod ready;
