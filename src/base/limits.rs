@@ -125,15 +125,18 @@ pub const TICKET_BYTES: usize = 65_535;
 /// What a peer may send until its handshake is done: the longest sane certificate chain is a fifth of it.
 pub const HANDSHAKE_BYTES: usize = 128 * 1024;
 // wire::h2
-/// CONTINUATION frames of one header block: a block within its bound needs one, a flood of empty ones needs no bytes.
+/// CONTINUATION frames of one header block: a block within its bound needs one, a flood of empty ones needs
+/// no bytes.
 pub const CONTINUATIONS_A_BLOCK: u32 = 32;
 /// Streams a peer resets: a pod that drops all 200 streams a few times a second is still at work.
 pub const RESETS_A_SECOND: u32 = 2_000;
-/// Streams reset before their answer: each has cost a decision and a dial (CVE-2023-44487); twice what we offer.
+/// Streams reset before their answer: each has cost a decision and a dial (CVE-2023-44487); twice what we
+/// offer.
 pub const UNANSWERED_RESETS_A_SECOND: u32 = 400;
 /// Streams refused or malformed: each costs us a decoded header block and an answer.
 pub const STREAM_ERRORS_A_SECOND: u32 = 400;
-/// PING, SETTINGS, PRIORITY, unknown frames and frames of closed streams: far above what any peer at work sends.
+/// PING, SETTINGS, PRIORITY, unknown frames and frames of closed streams: far above what any peer at work
+/// sends.
 pub const OVERHEAD_FRAMES_A_SECOND: u32 = 10_000;
 /// DATA frames with neither payload nor END_STREAM; no known peer sends even two.
 pub const EMPTY_DATA_FRAMES_IN_A_ROW: u32 = 100;
@@ -149,13 +152,16 @@ pub const REPLIES_WAITING_BYTES: usize = 64 * 1024;
 pub const SETTINGS_FRAME_BYTES: u32 = 1_536;
 /// Largest GOAWAY frame: its debug data is read over.
 pub const GOAWAY_FRAME_BYTES: u32 = 16_384;
-/// A stream's window doubles if half of it went by in less: then a round trip of this order may be holding it back.
+/// A stream's window doubles if half of it went by in less: then a round trip of this order may be holding it
+/// back.
 pub const WINDOW_GROWTH_MS: u32 = 200;
 /// Streams we reset whose late frames are told from a peer's mistake; older ones are forgiven without a look.
 pub const RESETS_REMEMBERED: usize = 256;
-/// Streams opened before the peer's SETTINGS say how many it takes (RFC 9113 section 6.5.2 advises 100 or more).
+/// Streams opened before the peer's SETTINGS say how many it takes (RFC 9113 section 6.5.2 advises 100 or
+/// more).
 pub const STREAMS_BEFORE_SETTINGS: u32 = 100;
-/// The HPACK table a peer may use until it acknowledged that ours is 0 (RFC 7541 section 4.2, RFC 9113 section 6.5.2).
+/// The HPACK table a peer may use until it acknowledged that ours is 0 (RFC 7541 section 4.2, RFC 9113
+/// section 6.5.2).
 pub const HPACK_TABLE_BYTES: usize = 4_096;
 /// Scratch space a decoder keeps between header blocks; an idle connection should hold next to nothing.
 pub const HPACK_SCRATCH_KEPT_BYTES: usize = 512;

@@ -1,8 +1,10 @@
-//! One HTTP/2 connection, either role: its state and what its owner can ask of it. Frames that come in are read in
-//! `receive` and acted upon in `handle`. Everything here is plain data that could be written down and read back.
+//! One HTTP/2 connection, either role: its state and what its owner can ask of it. Frames that come in are
+//! read in `receive` and acted upon in `handle`. Everything here is plain data that could be written down and
+//! read back.
 //!
-//! Order on the wire is the caller's: what `output` holds goes out before a DATA frame made later. A stream closed
-//! on both sides is forgotten at once; commands for a stream that is not (any longer) there do nothing.
+//! Order on the wire is the caller's: what `output` holds goes out before a DATA frame made later. A stream
+//! closed on both sides is forgotten at once; commands for a stream that is not (any longer) there do
+//! nothing.
 
 use std::time::Instant;
 
@@ -217,8 +219,8 @@ impl Connection {
         Ok(StreamId(number))
     }
 
-    /// Server: answers a request; `end` closes our half, and the stream stays until the peer closes the other (or
-    /// `reset` with NO_ERROR ends it). A baggage value that can't be carried is left out.
+    /// Server: answers a request; `end` closes our half, and the stream stays until the peer closes the other
+    /// (or `reset` with NO_ERROR ends it). A baggage value that can't be carried is left out.
     pub fn respond(&mut self, stream: StreamId, status: u16, baggage: Option<&str>, end: bool) {
         let Some(state) = self.streams.get_mut(&stream.0) else { return };
         if state.local_closed || state.answered || self.role == Role::Client {
@@ -253,8 +255,8 @@ impl Connection {
         self.watch.sent(0);
     }
 
-    /// Payload bytes that may be sent on a stream now, by its window and the connection's. 0 for a stream that is
-    /// gone or whose local half is closed; for any other, a 0 promises a `Writable` event.
+    /// Payload bytes that may be sent on a stream now, by its window and the connection's. 0 for a stream
+    /// that is gone or whose local half is closed; for any other, a 0 promises a `Writable` event.
     pub fn capacity(&self, stream: StreamId) -> usize {
         let Some(state) = self.streams.get(&stream.0).filter(|state| !state.local_closed) else { return 0 };
         let capacity = state.send.available().min(self.send.available());
@@ -262,8 +264,8 @@ impl Connection {
         capacity
     }
 
-    /// Takes `len` from both windows and gives the frame header to stand in front of the payload. Ask `capacity`
-    /// and `peer_frame_bytes` right before: `len` may exceed neither. `end` closes our half.
+    /// Takes `len` from both windows and gives the frame header to stand in front of the payload. Ask
+    /// `capacity` and `peer_frame_bytes` right before: `len` may exceed neither. `end` closes our half.
     pub fn data(&mut self, stream: StreamId, len: usize, end: bool) -> [u8; Header::BYTES] {
         debug_assert!(len <= self.peer_frame_bytes() && (len == 0 || len <= self.capacity(stream)));
         let length = u32::try_from(len).unwrap_or(frame::LARGEST_FRAME);
@@ -300,8 +302,8 @@ impl Connection {
         }
     }
 
-    /// The reader took `len` bytes of a stream: its window opens again, and grows while the reader keeps up. The
-    /// time is that of the last `receive`.
+    /// The reader took `len` bytes of a stream: its window opens again, and grows while the reader keeps up.
+    /// The time is that of the last `receive`.
     pub fn consumed(&mut self, stream: StreamId, len: usize) {
         let Some(state) = self.streams.get_mut(&stream.0).filter(|state| !state.remote_closed) else {
             return;
@@ -323,8 +325,8 @@ impl Connection {
         frame::ping(&mut self.output, 0, PING);
     }
 
-    /// Says that no more streams are wanted. A server first announces it, and says which stream was the last one
-    /// a round trip later, so that none opened meanwhile is lost (RFC 9113 section 6.8).
+    /// Says that no more streams are wanted. A server first announces it, and says which stream was the last
+    /// one a round trip later, so that none opened meanwhile is lost (RFC 9113 section 6.8).
     pub fn goaway(&mut self) {
         if self.leaving != Leaving::No {
             return;

@@ -1,5 +1,5 @@
-//! HPACK encoding without a table and without Huffman: a block means the same whatever came before it, so nothing
-//! has to be kept, and a receiver is done with it sooner.
+//! HPACK encoding without a table and without Huffman: a block means the same whatever came before it, so
+//! nothing has to be kept, and a receiver is done with it sooner.
 
 use super::head::ConnectHead;
 use super::table::{AUTHORITY, METHOD, STATUS, status_index};

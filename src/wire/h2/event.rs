@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{Code, RequestHead, StreamId};
 
-/// In the order the frames came. A stream's last event is `Reset`, or `End` (or a head with `end`) if the local
-/// side has finished too; after that its number means nothing any more.
+/// In the order the frames came. A stream's last event is `Reset`, or `End` (or a head with `end`) if the
+/// local side has finished too; after that its number means nothing any more.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Event {
     /// The peer's first SETTINGS arrived.

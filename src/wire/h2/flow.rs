@@ -1,5 +1,6 @@
-//! Flow-control arithmetic, for streams and for the connection alike (RFC 9113 section 5.2). A send window is what
-//! the peer allowed us; a receive window is what we allowed the peer, and the one that grows with a quick reader.
+//! Flow-control arithmetic, for streams and for the connection alike (RFC 9113 section 5.2). A send window is
+//! what the peer allowed us; a receive window is what we allowed the peer, and the one that grows with a
+//! quick reader.
 
 use crate::base::limits;
 
@@ -71,8 +72,8 @@ impl ReceiveWindow {
         u32::try_from(unread).unwrap_or(0)
     }
 
-    /// The reader took `length` bytes. Gives the WINDOW_UPDATE that is due, if one is: half a window at a time.
-    /// The window doubles, up to `largest`, when its half went by quickly and little of it still waits.
+    /// The reader took `length` bytes. Gives the WINDOW_UPDATE that is due, if one is: half a window at a
+    /// time. The window doubles, up to `largest`, when its half went by quickly and little of it still waits.
     pub fn consumed(&mut self, length: u32, largest: u32, now_ms: u32) -> Option<u32> {
         self.returned += length.min(self.unread());
         if self.returned == 0 || self.returned < self.size / 2 {

@@ -14,8 +14,8 @@ const SETTINGS: Settings = Settings {
     start_window_bytes: 32_768,
 };
 
-/// Feeds both roles: the first byte chooses the role and whether the opening exchange is given, the second seeds
-/// the chunking. Events are acted upon as an owner would.
+/// Feeds both roles: the first byte chooses the role and whether the opening exchange is given, the second
+/// seeds the chunking. Events are acted upon as an owner would.
 pub fn fuzz_frames(data: &[u8]) {
     let [mode, seed, bytes @ ..] = data else { return };
     let start = Instant::now();

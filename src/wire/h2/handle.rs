@@ -1,5 +1,5 @@
-//! What each frame means, once it is known to be whole and of a proper length. A broken rule of one stream resets
-//! that stream; a broken rule of the connection is a `Violation`.
+//! What each frame means, once it is known to be whole and of a proper length. A broken rule of one stream
+//! resets that stream; a broken rule of the connection is a `Violation`.
 
 use super::connection::{Connection, DRAIN_PING, Leaving, PING, Role};
 use super::frame::{self, Header, LARGEST, flag, kind, setting};
@@ -101,8 +101,8 @@ impl Connection {
         }
     }
 
-    /// A frame for a stream that is not there: idle, refused by our GOAWAY, or closed. `forgiven`: the frame may
-    /// come late even for a stream that closed in order.
+    /// A frame for a stream that is not there: idle, refused by our GOAWAY, or closed. `forgiven`: the frame
+    /// may come late even for a stream that closed in order.
     fn late(&mut self, kind: u8, stream: u32, forgiven: bool) -> Result<(), Violation> {
         let above =
             matches!(self.leaving, Leaving::Final(last) if self.role == Role::Server && stream > last);
@@ -348,7 +348,8 @@ impl Connection {
         Ok(())
     }
 
-    /// `window` is only noted: of several values in a frame the last counts, and each would touch every stream.
+    /// `window` is only noted: of several values in a frame the last counts, and each would touch every
+    /// stream.
     fn on_setting(&mut self, number: u16, value: u32, window: &mut u32) -> Result<(), Violation> {
         let wrong = Violation::Setting { setting: number, value };
         match number {
@@ -452,8 +453,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Tells every blocked stream that may send again, each round beginning behind where the last one began, so
-    /// that no stream takes the connection's window every time.
+    /// Tells every blocked stream that may send again, each round beginning behind where the last one began,
+    /// so that no stream takes the connection's window every time.
     fn wake(&mut self, events: &mut Vec<Event>) {
         if self.send.available() == 0 {
             return;

@@ -1,5 +1,6 @@
-//! Requests and answers as a CONNECT tunnel knows them, and the rules a field list has to keep (RFC 9113 sections
-//! 8.2, 8.3 and 8.5). A list that breaks them is malformed: its stream is reset, the connection lives on.
+//! Requests and answers as a CONNECT tunnel knows them, and the rules a field list has to keep (RFC 9113
+//! sections 8.2, 8.3 and 8.5). A list that breaks them is malformed: its stream is reset, the connection
+//! lives on.
 
 /// A CONNECT to be sent.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,5 +1,5 @@
-//! HPACK decoding (RFC 7541). Fields go to a closure as slices, so that only what is wanted is copied; work is in
-//! proportion to the block, whatever its indices point at. Encoding is in `encode`, and keeps no table.
+//! HPACK decoding (RFC 7541). Fields go to a closure as slices, so that only what is wanted is copied; work
+//! is in proportion to the block, whatever its indices point at. Encoding is in `encode`, and keeps no table.
 
 use crate::base::limits;
 
@@ -51,8 +51,8 @@ impl Default for Decoder {
 }
 
 impl Decoder {
-    /// The peer has acknowledged a table limit. An encoder that uses its table must begin its next block with an
-    /// update; one that doesn't is forgiven, as any reference to what is gone fails by itself.
+    /// The peer has acknowledged a table limit. An encoder that uses its table must begin its next block with
+    /// an update; one that doesn't is forgiven, as any reference to what is gone fails by itself.
     pub fn limit_table(&mut self, limit: usize) {
         self.limit = limit;
         self.table.resize(limit);

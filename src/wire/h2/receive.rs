@@ -1,5 +1,5 @@
-//! Cutting the incoming bytes into frames, however they are chunked. DATA payload streams through as ranges; other
-//! frames are used where they lie, or gathered (up to their bound) when they come in pieces.
+//! Cutting the incoming bytes into frames, however they are chunked. DATA payload streams through as ranges;
+//! other frames are used where they lie, or gathered (up to their bound) when they come in pieces.
 
 use std::time::Instant;
 
@@ -58,8 +58,8 @@ pub(super) struct Block {
 }
 
 impl Connection {
-    /// Feeds plaintext in any chunking; appends what it means. Payload ranges index into `bytes`. `now` never goes
-    /// back.
+    /// Feeds plaintext in any chunking; appends what it means. Payload ranges index into `bytes`. `now` never
+    /// goes back.
     ///
     /// # Errors
     /// The connection is over: a GOAWAY with the code waits in `output`, to be flushed before closing.

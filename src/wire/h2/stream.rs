@@ -44,8 +44,8 @@ impl Stream {
     }
 }
 
-/// Which closed streams may still have frames on their way: those we reset. The oldest are forgotten one by one,
-/// and from then on every closed stream up to them gets the benefit of the doubt.
+/// Which closed streams may still have frames on their way: those we reset. The oldest are forgotten one by
+/// one, and from then on every closed stream up to them gets the benefit of the doubt.
 #[derive(Debug, Default)]
 pub struct Resets {
     recent: VecDeque<u32>,

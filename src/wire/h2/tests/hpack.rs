@@ -70,8 +70,9 @@ fn appendix_c_6_answers_with_eviction() {
     assert_eq!(decoder.table_bytes(), 222);
     assert_eq!(decode(&mut decoder, &hex("4883 640e ffc1 c0bf")).unwrap(), status("307"));
     assert_eq!(decoder.table_bytes(), 222);
-    let third = "88c1 6196 d07a be94 1054 d444 a820 0595 040b 8166 e084 a62d 1bff c05a 839b d9ab 77ad 94e7 821d \
-        d7f2 e6c7 b335 dfdf cd5b 3960 d5af 2708 7f36 72c1 ab27 0fb5 291f 9587 3160 65c0 03ed 4ee5 b106 3d50 07";
+    let third = "88c1 6196 d07a be94 1054 d444 a820 0595 040b 8166 e084 a62d 1bff c05a 839b d9ab 77ad \
+        94e7 821d d7f2 e6c7 b335 dfdf cd5b 3960 d5af 2708 7f36 72c1 ab27 0fb5 291f 9587 3160 65c0 03ed \
+        4ee5 b106 3d50 07";
     let expected = [
         (":status", "200"),
         ("cache-control", "private"),
@@ -192,13 +193,16 @@ proptest! {
 
     /// Many blocks in a row, so that the tables fill, evict and are referred to.
     #[test]
-    fn what_others_encode_we_read(blocks in proptest::collection::vec(proptest::collection::vec(field(), 0..12), 1..20)) {
+    fn what_others_encode_we_read(
+        blocks in proptest::collection::vec(proptest::collection::vec(field(), 0..12), 1..20),
+    ) {
         let mut loona = loona_hpack::Encoder::new();
         let mut httlib = httlib_hpack::Encoder::with_dynamic_size(4_096);
         let (mut ours, mut ours_too) = (Decoder::default(), Decoder::default());
         for block in &blocks {
             let expected: Vec<Field> = block.iter().map(|(field, _)| field.clone()).collect();
-            let bytes = loona.encode(expected.iter().map(|(name, value)| (name.as_slice(), value.as_slice())));
+            let pairs = expected.iter().map(|(name, value)| (name.as_slice(), value.as_slice()));
+            let bytes = loona.encode(pairs);
             prop_assert_eq!(decode(&mut ours, &bytes).unwrap(), expected.clone());
             let mut bytes = Vec::new();
             for ((name, value), flags) in block {
