@@ -4,14 +4,12 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
-use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam::channel::Receiver;
 use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
@@ -271,9 +269,7 @@ impl Loop {
 
     async fn run(mut self, mut quits: Quits) -> Result<Outcome, ControlError> {
         let kernel = |what| move |error| ControlError::Kernel { what, error };
-        let bell = self.reports.bell().as_fd().try_clone_to_owned().map_err(kernel("wait for reports"))?;
-        let bell = AsyncFd::register_with_interest(bell, Interest::READABLE)
-            .map_err(|error| kernel("wait for reports")(io::Error::from(error)))?;
+        let bell = Bell::of(&self.reports).map_err(kernel("wait for reports"))?;
         let mut signals = Signals::new().map_err(kernel("wait for signals"))?;
         let mut tick = tokio::time::interval(Duration::from_millis(CONTROL_TICK_MS));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -289,8 +285,8 @@ impl Loop {
                     let _ = accepted.send(());
                     break;
                 }
-                rung = bell.readable() => {
-                    rung.map_err(kernel("wait for reports"))?.clear_ready();
+                rung = bell.rung() => {
+                    rung.map_err(kernel("wait for reports"))?;
                     self.take_reports()?;
                 }
                 _ = tick.tick() => self.tick()?,
@@ -468,7 +464,7 @@ impl Loop {
         mut self,
         mut quits: Quits,
         mut signals: Signals,
-        bell: AsyncFd<std::os::fd::OwnedFd>,
+        bell: Bell,
     ) -> Result<Outcome, ControlError> {
         let grace = self.settings.termination_deadline;
         self.readiness.lose(DRAIN, format!("the process ends, within {grace:?}").into());
@@ -486,12 +482,7 @@ impl Loop {
                 Some(accepted) = quits.quits.recv() => {
                     let _ = accepted.send(());
                 }
-                rung = bell.readable() => {
-                    if let Ok(mut rung) = rung {
-                        rung.clear_ready();
-                    }
-                    self.take_reports()?;
-                }
+                Ok(()) = bell.rung() => self.take_reports()?,
                 _ = tick.tick() => {
                     self.orders.flush();
                 }
@@ -509,6 +500,24 @@ impl Loop {
         }
         info!("shutdown complete");
         Ok(Outcome::Drained)
+    }
+}
+
+/// The letterbox's bell, on this runtime.
+struct Bell(tokio::net::UnixStream);
+
+impl Bell {
+    fn of(reports: &Letterbox<Report>) -> io::Result<Self> {
+        Ok(Self(tokio::net::UnixStream::from_std(reports.bell().try_clone()?)?))
+    }
+
+    /// Waits for a ring; the letterbox is to be silenced after it.
+    async fn rung(&self) -> io::Result<()> {
+        self.0.readable().await?;
+        // `silence` reads the same socket behind the runtime's back, so the runtime is told that nothing is left.
+        let nothing_left = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+        let _ = self.0.try_io(Interest::READABLE, nothing_left);
+        Ok(())
     }
 }
 
