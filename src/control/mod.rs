@@ -1,1 +1,4 @@
 //! Layer: control.
+mod file_match;
+mod file_schema;
+pub mod files;

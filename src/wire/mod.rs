@@ -1,2 +1,3 @@
 //! Layer: wire.
+pub mod dump;
 pub mod hbone;
