@@ -17,3 +17,6 @@ pub mod recorder;
 pub mod session;
 pub mod shards;
 pub mod logs;
+mod file_match;
+mod file_schema;
+pub mod files;

@@ -2,6 +2,8 @@
 
 pub mod access_log;
 pub mod h2;
+//! Layer: wire.
+pub mod dump;
 pub mod hbone;
 pub mod log_text;
 pub mod zds;
