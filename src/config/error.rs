@@ -32,17 +32,25 @@ pub enum ConfigError {
     HeaderValue { name: String },
     #[error("invalid configuration: failed to parse DNS_PROXY_ADDR: {value} ({reason})")]
     DnsProxyAddr { value: String, reason: &'static str },
-    #[error("invalid configuration: DNS proxy does not currently support on-demand mode (XDS_ON_DEMAND=true; set \
-             ISTIO_META_DNS_CAPTURE=false or leave XDS_ON_DEMAND out)")]
+    #[error(
+        "invalid configuration: DNS proxy does not currently support on-demand mode (XDS_ON_DEMAND=true; set \
+             ISTIO_META_DNS_CAPTURE=false or leave XDS_ON_DEMAND out)"
+    )]
     DnsOnDemand,
-    #[error("invalid configuration: ztunnel run without any servers enabled (ENABLE_PROXY=false and the DNS proxy is off)")]
+    #[error(
+        "invalid configuration: ztunnel run without any servers enabled (ENABLE_PROXY=false and the DNS proxy is off)"
+    )]
     Nothing,
-    #[error("invalid configuration: LOCAL_XDS_PATH={path} and LOCAL_XDS are both set; only one of them can hold")]
+    #[error(
+        "invalid configuration: LOCAL_XDS_PATH={path} and LOCAL_XDS are both set; only one of them can hold"
+    )]
     TwoLocalSources { path: String },
     #[error(transparent)]
     Logs(LogsError),
-    #[error("invalid configuration: CRL_PATH={0}: this version doesn't enforce certificate revocation lists, and \
-             running without them would accept revoked certificates; unset CRL_PATH")]
+    #[error(
+        "invalid configuration: CRL_PATH={0}: this version doesn't enforce certificate revocation lists, and \
+             running without them would accept revoked certificates; unset CRL_PATH"
+    )]
     NoRevocation(String),
 }
 

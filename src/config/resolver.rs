@@ -84,7 +84,10 @@ mod tests {
         let text = "# made by kubelet\nsearch default.svc.cluster.local svc.cluster.local\nnameserver 10.96.0.10\n\
                     nameserver fe80::1%eth0\nnameserver nonsense\noptions ndots:5 timeout:2 attempts:99 edns0 trust-ad\n";
         let resolver = Resolver::parse(text);
-        assert_eq!(resolver.name_servers, ["10.96.0.10", "fe80::1"].map(|text| text.parse::<IpAddr>().unwrap()));
+        assert_eq!(
+            resolver.name_servers,
+            ["10.96.0.10", "fe80::1"].map(|text| text.parse::<IpAddr>().unwrap())
+        );
         assert_eq!(resolver.search, ["default.svc.cluster.local", "svc.cluster.local"]);
         let rest = (resolver.ndots, resolver.timeout_s, resolver.attempts, resolver.edns0);
         assert_eq!(rest, (5, 2, MOST_ATTEMPTS, true));

@@ -263,17 +263,13 @@ impl Cni {
 
     fn start(&mut self, uid: &Text, info: PodInfo, place: &Place) -> Vec<Action<Place>> {
         let shards = self.settings.shards_of(uid);
-        let pod = place.0.as_fd().try_clone_to_owned().map(|netns| {
-            Arc::new(Pod { uid: uid.clone(), info, netns: Some(netns), kind: PodKind::Workload })
-        });
+        let pod = Arc::new(Pod { uid: uid.clone(), info, netns: Some(place.0.clone()), kind: PodKind::Workload });
         let mut actions = Vec::new();
         for shard in shards {
-            let posted = match &pod {
-                Ok(pod) if self.orders.post(shard, Order::Start(pod.clone())) => continue,
-                Ok(_) => "takes no orders".to_owned(),
-                Err(error) => error.to_string(),
-            };
-            actions.extend(self.session.started(uid, shard, Err(posted), Instant::now()));
+            if !self.orders.post(shard, Order::Start(pod.clone())) {
+                let refused = Err("takes no orders".to_owned());
+                actions.extend(self.session.started(uid, shard, refused, Instant::now()));
+            }
         }
         actions
     }

@@ -11,7 +11,8 @@ use crate::control::files::{LocalConfig, Problem, Watch, changes, parse};
 use crate::control::publish::{Source, StaticConfig, Update};
 use crate::mesh::delta::{Change, apply};
 use crate::mesh::identity::Identity;
-use crate::mesh::snapshot::Snapshot;
+use crate::mesh::service::Endpoint;
+use crate::mesh::snapshot::{Serving, Snapshot};
 use crate::mesh::workload::{Protocol, Workload};
 use crate::wire::dump;
 
@@ -108,6 +109,16 @@ fn tell(config: &LocalConfig) {
     }
 }
 
+/// An endpoint as the file gives it, whether its workload is known or not.
+fn serving(endpoint: &Endpoint) -> Serving<'_> {
+    Serving {
+        uid: &endpoint.workload_uid,
+        workload: None,
+        ports: &endpoint.ports,
+        status: endpoint.status,
+    }
+}
+
 impl Source for LocalSource {
     fn poll(&mut self, current: &Snapshot) -> Option<Result<Update, String>> {
         let news = match self.news()? {
@@ -137,7 +148,7 @@ impl Source for LocalSource {
                 "workloads": config.workloads.values().map(|workload| dump::workload(workload)).collect::<Vec<_>>(),
                 "policies": config.policies.values().map(|policy| dump::policy(policy)).collect::<Vec<_>>(),
                 "services": config.services.values()
-                    .map(|(service, endpoints)| dump::service_with(service, endpoints))
+                    .map(|(service, endpoints)| dump::service(service, endpoints.iter().map(serving)))
                     .collect::<Vec<_>>(),
             })
         }))
