@@ -1,5 +1,5 @@
-//! Processors: how many there are, how much of them the container may use, and which core a shard is pinned to.
-//! Not the number of shards: that is configuration (reference section 2.2).
+//! Processors: how many there are, how much of them the container may use, and which core a shard is pinned
+//! to. Not the number of shards: that is configuration (reference section 2.2).
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,8 +22,8 @@ pub fn allowed() -> Option<Vec<CoreId>> {
     core_affinity::get_core_ids().filter(|cores| !cores.is_empty())
 }
 
-/// The CPU quota of the cgroup, in processors (`0.5` is half of one): the tightest on the way to the root, v2 or
-/// v1; `None` where there is none.
+/// The CPU quota of the cgroup, in processors (`0.5` is half of one): the tightest on the way to the root, v2
+/// or v1; `None` where there is none.
 pub fn quota() -> Option<f64> {
     let mine = fs::read_to_string("/proc/self/cgroup").ok()?;
     quota_under(Path::new("/sys/fs/cgroup"), &mine)
@@ -34,9 +34,9 @@ pub fn pin(core: CoreId) -> bool {
     core_affinity::set_for_current(core)
 }
 
-/// A core for each shard, spread over the allowed ones and over whole cores before their second threads; `None` for
-/// all where there are more shards than processors or the mask can't be read: two shards on one core while another
-/// is idle would be worse than no pinning.
+/// A core for each shard, spread over the allowed ones and over whole cores before their second threads;
+/// `None` for all where there are more shards than processors or the mask can't be read: two shards on one
+/// core while another is idle would be worse than no pinning.
 pub fn cores_for(shards: usize) -> Vec<Option<CoreId>> {
     let siblings = |core: usize| {
         let path = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
@@ -49,7 +49,8 @@ pub fn cores_for(shards: usize) -> Vec<Option<CoreId>> {
     }
 }
 
-/// Chooses `shards` of the allowed processors. `leader_of` names the first hardware thread of a processor's core.
+/// Chooses `shards` of the allowed processors. `leader_of` names the first hardware thread of a processor's
+/// core.
 fn spread(
     allowed: &[usize],
     leader_of: impl Fn(usize) -> Option<usize>,
@@ -68,7 +69,8 @@ fn spread(
     if shards >= first.len() {
         return Some(first.into_iter().chain(second).take(shards).collect());
     }
-    // Fewer shards than cores: at even steps, so that caches and memory channels are shared by as few as can be.
+    // Fewer shards than cores: at even steps, so that caches and memory channels are shared by as few as can
+    // be.
     (0..shards).map(|shard| first.get(shard * first.len() / shards).copied()).collect()
 }
 
@@ -108,8 +110,8 @@ fn quota_under(mount: &Path, mine: &str) -> Option<f64> {
     tightest
 }
 
-/// The cgroup's directory and its parents down to the mount. In a cgroup namespace the path is `/`, or leads outside
-/// (`/../..`), where only the mount itself can be read.
+/// The cgroup's directory and its parents down to the mount. In a cgroup namespace the path is `/`, or leads
+/// outside (`/../..`), where only the mount itself can be read.
 fn way_up(root: &Path, path: &str) -> Vec<PathBuf> {
     let inside = Path::new(path.trim_start_matches('/'));
     if inside.components().any(|part| !matches!(part, std::path::Component::Normal(_))) {

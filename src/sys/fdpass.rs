@@ -1,6 +1,6 @@
-//! Unix SOCK_SEQPACKET with descriptors, as the CNI agent speaks it (reference sections 14.1 and B.1): one message a
-//! packet, at most one descriptor with it. Blocking calls with time limits, for a small thread of its own.
-//! Both sides live here: the agent's side serves the demo and the tests.
+//! Unix SOCK_SEQPACKET with descriptors, as the CNI agent speaks it (reference sections 14.1 and B.1): one
+//! message a packet, at most one descriptor with it. Blocking calls with time limits, for a small thread of
+//! its own. Both sides live here: the agent's side serves the demo and the tests.
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
@@ -96,8 +96,8 @@ impl SeqPacket {
         self.send_parts(message, fds)
     }
 
-    /// Receives one packet, within `timeout` where given. After an error other than `Timeout` the stream should be
-    /// dropped: what was cut off is lost. Descriptors that came with a bad message are closed.
+    /// Receives one packet, within `timeout` where given. After an error other than `Timeout` the stream
+    /// should be dropped: what was cut off is lost. Descriptors that came with a bad message are closed.
     pub fn recv(&self, into: &mut [u8], timeout: Option<Duration>) -> Result<Received, ReceiveError> {
         if let Some(limit) = timeout
             && self.wait(None, timeout)? == Wakeup::Timeout
@@ -247,7 +247,8 @@ fn limit_sends(fd: &OwnedFd) -> io::Result<()> {
     Ok(set_socket_timeout(fd, Timeout::Send, Some(Duration::from_millis(CNI_SEND_DEADLINE_MS)))?)
 }
 
-fn wait(fd: BorrowedFd<'_>, bell: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> io::Result<Wakeup> {
+/// Waits for `fd`, or for `bell`; `fd` wins.
+pub fn wait(fd: BorrowedFd<'_>, bell: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> io::Result<Wakeup> {
     let end = timeout.map(|timeout| Instant::now() + timeout);
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
@@ -263,5 +264,128 @@ fn wait(fd: BorrowedFd<'_>, bell: Option<BorrowedFd<'_>>, timeout: Option<Durati
         }
         let [first, _] = &ready;
         return Ok(if first.revents().is_empty() { Wakeup::Bell } else { Wakeup::Message });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn ends() -> (SeqPacket, SeqPacket) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent.sock");
+        let listener = SeqPacketListener::bind(&path).unwrap();
+        let client = SeqPacket::connect(&path).unwrap();
+        let agent = listener.accept(Some(Duration::from_secs(5))).unwrap();
+        drop(listener);
+        assert!(!path.exists(), "the socket file stays behind");
+        (client, agent)
+    }
+
+    #[test]
+    fn packets_keep_their_bounds_and_a_descriptor_arrives_close_on_exec() {
+        let (client, agent) = ends();
+        client.send(b"hello").unwrap();
+        client.send(b"again").unwrap();
+        let mut buffer = [0; 64];
+        assert_eq!(agent.recv(&mut buffer, None).unwrap().len, 5);
+        assert_eq!(agent.recv(&mut buffer, None).unwrap().len, 5);
+        let file = File::open("/proc/self/ns/net").unwrap();
+        agent.send_with_fd(b"add", file.as_fd()).unwrap();
+        agent.send(b"del").unwrap();
+        let got = client.recv(&mut buffer, Some(Duration::from_secs(5))).unwrap();
+        assert_eq!((got.len, got.fds.len()), (3, 1));
+        let (fd, own) = (rustix::fs::fstat(&got.fds[0]).unwrap(), rustix::fs::fstat(&file).unwrap());
+        assert_eq!(fd.st_ino, own.st_ino);
+        assert!(rustix::io::fcntl_getfd(&got.fds[0]).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+        assert!(client.recv(&mut buffer, None).unwrap().fds.is_empty());
+        drop(agent);
+        assert_eq!(client.recv(&mut buffer, None).unwrap().len, 0, "the peer's end");
+        assert_eq!(client.send(b"late").unwrap_err().kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_an_error_of_its_own() {
+        let (client, agent) = ends();
+        let file = File::open("/dev/null").unwrap();
+        let fd = file.as_fd();
+        let mut buffer = [0; 1_024];
+        agent.send(&[1; 1_025]).unwrap();
+        assert!(matches!(client.recv(&mut buffer, None), Err(ReceiveError::Truncated(1_024))));
+        agent.send(&[1; 1_024]).unwrap();
+        assert_eq!(client.recv(&mut buffer, None).unwrap().len, 1_024);
+        agent.send_with_fds(b"two", &[fd, fd]).unwrap();
+        assert!(matches!(client.recv(&mut buffer, None), Err(ReceiveError::TooManyDescriptors(2))));
+        let many = [fd; 12];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(12))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        assert!(control.push(SendAncillaryMessage::ScmRights(&many)));
+        sendmsg(&agent, &[IoSlice::new(b"many")], &mut control, SendFlags::NOSIGNAL).unwrap();
+        assert!(matches!(client.recv(&mut buffer, None), Err(ReceiveError::ControlTruncated)));
+    }
+
+    #[test]
+    fn descriptors_of_a_bad_message_are_closed() {
+        let (client, agent) = ends();
+        let (held, sent) = std::os::unix::net::UnixStream::pair().unwrap();
+        agent.send_with_fds(b"two", &[sent.as_fd(), sent.as_fd()]).unwrap();
+        drop(sent);
+        assert!(client.recv(&mut [0; 8], None).is_err());
+        // The other end sees the end only when no copy is left anywhere.
+        held.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        assert_eq!(io::Read::read(&mut &held, &mut [0; 1]).unwrap(), 0);
+    }
+
+    #[test]
+    fn waiting_ends_by_message_bell_or_time() {
+        let (client, agent) = ends();
+        let (bell, ringer) = std::os::unix::net::UnixStream::pair().unwrap();
+        let soon = Some(Duration::from_millis(5));
+        assert_eq!(client.wait(None, soon).unwrap(), Wakeup::Timeout);
+        assert!(matches!(client.recv(&mut [0; 8], soon), Err(ReceiveError::Timeout(_))));
+        io::Write::write_all(&mut &ringer, b"!").unwrap();
+        assert_eq!(client.wait(Some(bell.as_fd()), None).unwrap(), Wakeup::Bell);
+        agent.send(b"x").unwrap();
+        assert_eq!(client.wait(Some(bell.as_fd()), None).unwrap(), Wakeup::Message);
+    }
+
+    #[test]
+    fn a_failed_connect_names_the_path_and_a_stale_file_is_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent.sock");
+        let error = SeqPacket::connect(&path).unwrap_err();
+        assert!(error.to_string().contains("agent.sock: No such file"), "{error}");
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let error = SeqPacket::connect(&path).unwrap_err();
+        assert!(matches!(error.error.raw_os_error(), Some(libc::ECONNREFUSED | libc::EPROTOTYPE)));
+        let listener = SeqPacketListener::bind(&path).unwrap();
+        assert_eq!(listener.accept(Some(Duration::ZERO)).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        let long = directory.path().join("x".repeat(200));
+        assert!(SeqPacket::connect(&long).is_err());
+    }
+
+    #[test]
+    fn a_connect_without_rights_tells_mode_owner_and_label() {
+        let name = "sys::fdpass::tests::a_connect_without_rights_tells_mode_owner_and_label";
+        crate::sys::testing::in_child(name, || {
+            let directory = tempfile::tempdir().unwrap();
+            std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
+            let path = directory.path().join("agent.sock");
+            let _listener = SeqPacketListener::bind(&path).unwrap();
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    // Only this thread becomes somebody else: the raw system call changes no other.
+                    // SAFETY: plain numbers, no memory.
+                    assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 12_345, 12_345, 12_345) }, 0);
+                    let text = SeqPacket::connect(&path).unwrap_err().to_string();
+                    for part in ["agent.sock", "mode 600", "owner 0:0", "security label", "12345"] {
+                        assert!(text.contains(part), "{part} is missing: {text}");
+                    }
+                });
+            });
+        });
     }
 }

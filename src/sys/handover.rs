@@ -1,5 +1,5 @@
-//! Handing a port over to the next process without a reset. Closing one of several SO_REUSEPORT listeners resets what
-//! waits in its queue and what is in mid-handshake, so the order is: `steer_away`, accept for
+//! Handing a port over to the next process without a reset. Closing one of several SO_REUSEPORT listeners
+//! resets what waits in its queue and what is in mid-handshake, so the order is: `steer_away`, accept for
 //! `HANDOVER_LINGER_MS` until the queue is empty, `steer_for_close`, close. Which sockets of a group get new
 //! connections is decided by `Share`, purely; the rest talks to the kernel.
 
@@ -30,8 +30,8 @@ pub struct Listener {
 
 /// Which indexes of a reuseport group get new connections: `count` of them from `first`.
 ///
-/// A group fills in listen order, so the leaver's sockets are its first `ours` indexes; a socket that leaves gives
-/// its slot to the last one (net/core/sock_reuseport.c).
+/// A group fills in listen order, so the leaver's sockets are its first `ours` indexes; a socket that leaves
+/// gives its slot to the last one (net/core/sock_reuseport.c).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Share {
     pub first: u32,
@@ -53,25 +53,25 @@ impl Share {
         Some(Self { first: u32::try_from(ours).ok()?, count })
     }
 
-    /// The one index that holds a socket of the successor while our sockets close one by one in any order, and that
-    /// falls away with the last of them, so that the kernel shares connections out by hash again. There is none
-    /// where the successor has fewer sockets than we have.
+    /// The one index that holds a socket of the successor while our sockets close one by one in any order,
+    /// and that falls away with the last of them, so that the kernel shares connections out by hash again.
+    /// There is none where the successor has fewer sockets than we have.
     pub fn while_closing(ours: usize, total: usize) -> Option<Self> {
         let theirs = total.checked_sub(ours)?;
         (theirs >= ours && theirs > 0).then_some(Self { first: u32::try_from(theirs).ok()?, count: 1 })
     }
 }
 
-/// Turns new connections of `fd`'s group to the successor's sockets, evenly. `ours`: how many sockets of the group
-/// belong to the leaver, `total`: `group_of(fd)` once the successor listens.
+/// Turns new connections of `fd`'s group to the successor's sockets, evenly. `ours`: how many sockets of the
+/// group belong to the leaver, `total`: `group_of(fd)` once the successor listens.
 pub fn steer_away(fd: BorrowedFd<'_>, ours: usize, total: usize) -> Result<(), SteerError> {
     let share = Share::of_successor(ours, total).ok_or(SteerError::NoSuccessor { ours, total })?;
     Ok(attach(fd, share)?)
 }
 
-/// Narrows the steering to what stays right while our sockets close. Every shard calls it with the same numbers just
-/// before it closes its socket. False: the successor has fewer sockets than we, so that a connection that comes
-/// between two closings may be lost, unless `allow_migration` worked.
+/// Narrows the steering to what stays right while our sockets close. Every shard calls it with the same
+/// numbers just before it closes its socket. False: the successor has fewer sockets than we, so that a
+/// connection that comes between two closings may be lost, unless `allow_migration` worked.
 pub fn steer_for_close(fd: BorrowedFd<'_>, ours: usize, total: usize) -> Result<bool, SteerError> {
     let Some(share) = Share::while_closing(ours, total) else {
         return steer_away(fd, ours, total).map(|()| false);
@@ -80,7 +80,8 @@ pub fn steer_for_close(fd: BorrowedFd<'_>, ours: usize, total: usize) -> Result<
     Ok(true)
 }
 
-/// Gives the sharing out back to the kernel's hash: for a successor whose predecessor is gone or died half-way.
+/// Gives the sharing out back to the kernel's hash: for a successor whose predecessor is gone or died
+/// half-way.
 pub fn stop_steering(fd: BorrowedFd<'_>) -> io::Result<()> {
     match option::set_int(fd, libc::SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, 0) {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
@@ -88,8 +89,8 @@ pub fn stop_steering(fd: BorrowedFd<'_>) -> io::Result<()> {
     }
 }
 
-/// Lets the kernel move waiting connections to another socket of the group at a close (Linux 5.14), for the calling
-/// thread's namespace. Best effort: /proc/sys is often read-only in a container.
+/// Lets the kernel move waiting connections to another socket of the group at a close (Linux 5.14), for the
+/// calling thread's namespace. Best effort: /proc/sys is often read-only in a container.
 pub fn allow_migration() -> io::Result<()> {
     fs::write("/proc/sys/net/ipv4/tcp_migrate_req", "1")
 }
@@ -99,8 +100,8 @@ pub fn listeners_on(port: u16) -> io::Result<usize> {
     Ok(listeners(port)?.len())
 }
 
-/// The size of `fd`'s reuseport group: the listeners on the same address by the same user. IPv4 and IPv6 sockets
-/// never share a group.
+/// The size of `fd`'s reuseport group: the listeners on the same address by the same user. IPv4 and IPv6
+/// sockets never share a group.
 pub fn group_of(fd: BorrowedFd<'_>) -> io::Result<usize> {
     let addr = SockRef::from(&fd).local_addr()?.as_socket();
     let addr = addr.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "no internet socket"))?;
@@ -233,8 +234,8 @@ fn split(bytes: &[u8]) -> Option<(Message<'_>, &[u8])> {
     ))
 }
 
-/// inet_diag_msg: family, state, timer, retransmits; id at 4 (ports, source at 8, destination at 24, interface,
-/// cookie); expires, receive queue at 56, send queue, uid, inode.
+/// inet_diag_msg: family, state, timer, retransmits; id at 4 (ports, source at 8, destination at 24,
+/// interface, cookie); expires, receive queue at 56, send queue, uid, inode.
 fn listener(body: &[u8]) -> Option<Listener> {
     let port = u16::from_be_bytes(array(body, 4)?);
     let ip = match i32::from(*body.first()?) {
@@ -257,3 +258,7 @@ fn half(bytes: &[u8], at: usize) -> Option<u16> {
 fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..)?.first_chunk().copied()
 }
+
+#[cfg(test)]
+#[path = "handover_tests.rs"]
+mod tests;

@@ -1,5 +1,5 @@
-//! Non-blocking data calls on borrowed stream sockets, without an event loop. EINTR is retried, `WouldBlock` is
-//! the caller's to wait on, and a dead peer is an error, never a signal.
+//! Non-blocking data calls on borrowed stream sockets, without an event loop. EINTR is retried, `WouldBlock`
+//! is the caller's to wait on, and a dead peer is an error, never a signal.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::zeroed;
@@ -106,8 +106,8 @@ pub fn state(fd: BorrowedFd<'_>) -> io::Result<State> {
     })
 }
 
-/// Whether the connection died instead of ending: a reset or a timeout. Takes the pending error from the socket, so
-/// only the first one to ask (this, a read or a write) sees it.
+/// Whether the connection died instead of ending: a reset or a timeout. Takes the pending error from the
+/// socket, so only the first one to ask (this, a read or a write) sees it.
 pub fn was_reset(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(state(fd)? == State::Closed && SockRef::from(&fd).take_error()?.is_some())
 }
@@ -133,4 +133,91 @@ fn queued(fd: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<usize> {
         return Err(io::Error::last_os_error());
     }
     Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::testing::{tcp_pair, wait_readable};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn bytes_pass_in_parts_and_an_empty_socket_would_block() {
+        let (a, b) = tcp_pair();
+        let (a, b) = (a.as_fd(), b.as_fd());
+        let mut buffer = [0_u8; 64];
+        assert_eq!(recv(b, &mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(
+            send_vectored(a, &[IoSlice::new(b"one"), IoSlice::new(b""), IoSlice::new(b"two")]).unwrap(),
+            6
+        );
+        assert_eq!(send(a, b"three").unwrap(), 5);
+        wait_readable(b);
+        assert_eq!(unread(b).unwrap(), 11);
+        assert_eq!(peek(b, &mut buffer).unwrap(), 11);
+        let (mut first, mut second) = ([0; 4], [0; 7]);
+        let mut parts = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
+        assert_eq!(recv_vectored(b, &mut parts).unwrap(), 11);
+        assert_eq!((&first, &second), (b"onet", b"wothree"));
+        assert_eq!(unread(b).unwrap(), 0);
+    }
+
+    #[test]
+    fn too_many_parts_are_an_error() {
+        let (a, _b) = tcp_pair();
+        let parts = vec![IoSlice::new(b"x"); 1_025];
+        assert_eq!(send_vectored(a.as_fd(), &parts).unwrap_err().raw_os_error(), Some(libc::EMSGSIZE));
+    }
+
+    #[test]
+    fn a_full_socket_takes_a_part_then_blocks_and_shows_what_is_outstanding() {
+        let (a, b) = tcp_pair();
+        let chunk = vec![7_u8; 1 << 20];
+        let mut sent = 0;
+        loop {
+            match send(a.as_fd(), &chunk) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!((1..=sent).contains(&outstanding(a.as_fd()).unwrap()));
+        assert!((1..=sent).contains(&unread(b.as_fd()).unwrap()));
+    }
+
+    #[test]
+    fn states_follow_an_orderly_close() {
+        let (a, b) = tcp_pair();
+        assert_eq!(state(a.as_fd()).unwrap(), State::Established);
+        shutdown(a.as_fd(), Shutdown::Write).unwrap();
+        wait_readable(b.as_fd());
+        assert_eq!(recv(b.as_fd(), &mut [0; 8]).unwrap(), 0, "FIN");
+        assert_eq!(state(b.as_fd()).unwrap(), State::PeerFinished);
+        assert_eq!(state(a.as_fd()).unwrap(), State::WeFinished);
+        shutdown(b.as_fd(), Shutdown::Write).unwrap();
+        wait_readable(a.as_fd());
+        assert!(!was_reset(a.as_fd()).unwrap() && !was_reset(b.as_fd()).unwrap());
+        assert!(shutdown(a.as_fd(), Shutdown::Both).is_ok(), "a closed one counts as done");
+    }
+
+    #[test]
+    fn a_reset_is_sent_and_told_from_an_end_and_writing_raises_no_signal() {
+        let (a, b) = tcp_pair();
+        set_linger_reset(a.as_fd()).unwrap();
+        drop(a);
+        wait_readable(b.as_fd());
+        assert_eq!(state(b.as_fd()).unwrap(), State::Closed);
+        assert!(was_reset(b.as_fd()).unwrap());
+        let error = send(b.as_fd(), b"late").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPIPE));
+    }
+
+    #[test]
+    fn a_reset_with_bytes_before_it_is_an_error_on_read() {
+        let (a, b) = tcp_pair();
+        set_linger_reset(a.as_fd()).unwrap();
+        drop(a);
+        wait_readable(b.as_fd());
+        assert_eq!(recv(b.as_fd(), &mut [0; 8]).unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
+    }
 }

@@ -1,5 +1,5 @@
-//! Listening sockets and what comes in by them (reference sections 1.1 and 1.2). Made in the thread's namespace.
-//! Not the accept loop: that is the shard's, as is the pause when descriptors run short.
+//! Listening sockets and what comes in by them (reference sections 1.1 and 1.2). Made in the thread's
+//! namespace. Not the accept loop: that is the shard's, as is the pause when descriptors run short.
 
 use std::io;
 use std::net::SocketAddr;
@@ -46,7 +46,7 @@ pub enum ListenError {
     #[error("failed to bind to address {addr}: SO_MARK {mark:#x} (needs CAP_NET_ADMIN): {error}")]
     Mark { addr: SocketAddr, mark: u32, error: io::Error },
     #[error(
-        "failed to bind to address {addr}: IP_TRANSPARENT (needs CAP_NET_ADMIN; wanted by ENABLE_ORIG_SRC): {error}"
+        "failed to bind to address {addr}: IP_TRANSPARENT (ENABLE_ORIG_SRC=true needs CAP_NET_ADMIN): {error}"
     )]
     Transparent { addr: SocketAddr, error: io::Error },
 }
@@ -89,8 +89,8 @@ pub fn bind_udp(plan: &ListenerPlan) -> Result<Listening, ListenError> {
     Ok(Listening { fd: socket.into(), transparent, warning: None })
 }
 
-/// The next connection, non-blocking and close-on-exec, and its caller in canonical form. Errors that belong to one
-/// connection (accept(2): it was reset or its network failed while it waited) take that one and go on.
+/// The next connection, non-blocking and close-on-exec, and its caller in canonical form. Errors that belong
+/// to one connection (accept(2): it was reset or its network failed while it waited) take that one and go on.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAddr)> {
     loop {
         match acceptfrom_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC) {
@@ -105,7 +105,8 @@ pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAddr)> {
     }
 }
 
-/// Whether accept failed for want of a descriptor or memory: the connection still waits, so a loop would spin.
+/// Whether accept failed for want of a descriptor or memory: the connection still waits, so a loop would
+/// spin.
 pub fn is_descriptor_shortage(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
 }
@@ -143,5 +144,92 @@ fn make_transparent(socket: &Socket, plan: &ListenerPlan) -> Result<bool, Listen
             .set_ip_transparent_v4(true)
             .map(|()| true)
             .map_err(|error| ListenError::Transparent { addr: plan.addr, error }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::testing::{Space, in_child, wait_readable};
+    use rustix::process::{Resource, Rlimit, setrlimit};
+    use socket2::SockRef;
+    use std::net::TcpStream;
+    use std::os::fd::AsFd;
+
+    const ANY: &str = "127.0.0.1:0";
+
+    fn plan(addr: &str) -> ListenerPlan {
+        ListenerPlan { addr: addr.parse().unwrap(), mark: Some(1337), reuse_port: true, transparent: None }
+    }
+
+    fn address(fd: &OwnedFd) -> SocketAddr {
+        SockRef::from(fd).local_addr().unwrap().as_socket().unwrap()
+    }
+
+    #[test]
+    fn a_dual_stack_listener_shares_its_port_and_names_callers_plainly() {
+        let space = Space::new("listen");
+        space
+            .netns()
+            .run(|| {
+                let one = listen(&plan("[::]:15001")).unwrap();
+                let two = listen(&plan("[::]:15001")).unwrap();
+                assert!(one.transparent && one.warning.is_none(), "this test needs root");
+                let socket = SockRef::from(&one.fd);
+                assert_eq!(socket.mark().unwrap(), 1337);
+                assert!(socket.nonblocking().unwrap() && socket.reuse_port().unwrap());
+                assert!(!socket.reuse_address().unwrap() && !socket.only_v6().unwrap());
+                drop(two);
+                assert_eq!(accept(one.fd.as_fd()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+                let client = TcpStream::connect("127.0.0.1:15001").unwrap();
+                wait_readable(one.fd.as_fd());
+                let (fd, caller) = accept(one.fd.as_fd()).unwrap();
+                assert_eq!(caller, client.local_addr().unwrap());
+                assert!(SockRef::from(&fd).nonblocking().unwrap());
+                assert!(rustix::io::fcntl_getfd(&fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+                assert!(rustix::io::fcntl_getfd(&one.fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
+            })
+            .unwrap();
+    }
+
+    #[test]
+    fn a_taken_port_is_an_error_that_names_it() {
+        let alone = ListenerPlan { reuse_port: false, transparent: Some(false), ..plan(ANY) };
+        let first = listen(&alone).unwrap();
+        assert!(!first.transparent);
+        let addr = address(&first.fd);
+        let error = listen(&ListenerPlan { addr, ..alone }).unwrap_err();
+        let text = error.to_string();
+        assert!(text.starts_with(&format!("failed to bind to address {addr}: ")), "{text}");
+        assert_eq!(error.io().kind(), io::ErrorKind::AddrInUse);
+        assert!(listen(&ListenerPlan { transparent: Some(true), ..plan(ANY) }).unwrap().transparent);
+    }
+
+    #[test]
+    fn udp_sockets_share_a_port() {
+        let one = bind_udp(&plan(ANY)).unwrap();
+        let addr = address(&one.fd);
+        bind_udp(&ListenerPlan { addr, ..plan(ANY) }).unwrap();
+        assert!(bind_udp(&ListenerPlan { addr, reuse_port: false, ..plan(ANY) }).is_err());
+    }
+
+    #[test]
+    fn a_shortage_of_descriptors_is_recognised_and_the_connection_still_waits() {
+        let name =
+            "sys::listener::tests::a_shortage_of_descriptors_is_recognised_and_the_connection_still_waits";
+        in_child(name, || {
+            let listener = listen(&plan(ANY)).unwrap();
+            let _client = TcpStream::connect(address(&listener.fd)).unwrap();
+            wait_readable(listener.fd.as_fd());
+            setrlimit(Resource::Nofile, Rlimit { current: Some(3), maximum: Some(4_096) }).unwrap();
+            let error = accept(listener.fd.as_fd()).unwrap_err();
+            assert!(is_descriptor_shortage(&error), "{error}");
+            setrlimit(Resource::Nofile, Rlimit { current: Some(100), maximum: Some(4_096) }).unwrap();
+            accept(listener.fd.as_fd()).unwrap();
+        });
+        assert!(!is_descriptor_shortage(&io::ErrorKind::WouldBlock.into()));
+        for errno in [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM] {
+            assert!(is_descriptor_shortage(&io::Error::from_raw_os_error(errno)));
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! Network namespaces: work in another one for a moment, and always come back.
-//! A thread that can't come back would put other pods' sockets into the wrong pod, so that aborts the process.
-//! Only this module moves threads. Threads spawned inside `run` inherit the namespace: don't.
+//! Network namespaces: work in another one for a moment, and always come back. A thread that can't come back
+//! would put other pods' sockets into the wrong pod, so that aborts the process. Only this module moves
+//! threads. Threads spawned inside `run` inherit the namespace: don't.
 
 use std::cell::RefCell;
 use std::fs::File;
@@ -30,8 +30,8 @@ thread_local! {
 }
 
 impl Netns {
-    /// Takes a namespace descriptor, as the CNI agent passes it. Errors: fstat(2)'s, or `InvalidInput` where the
-    /// descriptor is of no network namespace.
+    /// Takes a namespace descriptor, as the CNI agent passes it. Errors: fstat(2)'s, or `InvalidInput` where
+    /// the descriptor is of no network namespace.
     pub fn from_fd(fd: OwnedFd) -> io::Result<Self> {
         // A pod's descriptor may be a bind mount, an nsfs link or a /proc file; all of them live on nsfs.
         let kind = rustix::fs::fstatfs(&fd)?.f_type;
@@ -57,8 +57,8 @@ impl Netns {
         self.identity.inode
     }
 
-    /// Runs `work` inside this namespace. Costs two setns(2) (16 to 33 us), or nothing where the thread is there
-    /// already; nests. Errors are of the way in, `work` has not run then.
+    /// Runs `work` inside this namespace. Costs two setns(2) (16 to 33 us), or nothing where the thread is
+    /// there already; nests. Errors are of the way in, `work` has not run then.
     pub fn run<R>(&self, work: impl FnOnce() -> R) -> io::Result<R> {
         let before = here()?;
         if before.same_as(self) {
@@ -122,7 +122,8 @@ impl Drop for WayBack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sys::testing::Space;
+    use crate::sys::testing::{Space, child, deny};
+    use std::os::unix::process::ExitStatusExt;
 
     #[test]
     fn work_runs_inside_nested_and_the_thread_ends_where_it_was() {
@@ -154,6 +155,25 @@ mod tests {
         })
         .join()
         .unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_cannot_come_back_aborts_the_process() {
+        let name = "sys::netns::tests::a_thread_that_cannot_come_back_aborts_the_process";
+        let Some(output) = child(name) else {
+            // Any other namespace does; one that `ip` made would outlive the abort.
+            let other = std::thread::spawn(|| {
+                // SAFETY: a new network namespace for this thread touches no memory and no descriptor.
+                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                Netns::current().unwrap()
+            });
+            let other = other.join().unwrap();
+            other.run(|| deny(libc::SYS_setns, libc::EPERM)).unwrap();
+            unreachable!("went on in a foreign namespace");
+        };
+        assert_eq!(output.status.signal(), Some(libc::SIGABRT));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.contains("cannot return to network namespace"), "{said}");
     }
 
     #[test]

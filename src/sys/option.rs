@@ -25,7 +25,8 @@ pub fn set_int(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> i
     set(fd, level, name, &value)
 }
 
-/// setsockopt(2) with any value. The kernel copies it; where it holds pointers they must be live for the call.
+/// setsockopt(2) with any value. The kernel copies it; where it holds pointers they must be live for the
+/// call.
 pub(super) fn set<T>(fd: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {
     let length = socklen_t::try_from(size_of::<T>()).unwrap_or(0);
     // SAFETY: the pointer and length describe `value`, which outlives the call; the kernel only reads it.

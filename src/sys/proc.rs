@@ -13,6 +13,11 @@ pub fn raise_nofile() -> io::Result<(u64, u64)> {
     Ok((limits.current.unwrap_or(u64::MAX), limits.maximum.unwrap_or(u64::MAX)))
 }
 
+/// The limit of descriptors in force; `None` where there is none.
+pub fn nofile() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
+}
+
 /// Open descriptors of the process. One stat(2) where the kernel counts them (6.2 and later), else a listing.
 pub fn open_fds() -> io::Result<usize> {
     let counted = fs::metadata("/proc/self/fd")?.len();
@@ -33,8 +38,8 @@ pub fn rss_bytes() -> io::Result<u64> {
     Ok(pages.saturating_mul(u64::try_from(page_bytes).unwrap_or(4_096)))
 }
 
-/// Spare descriptors that control gives back in need (EMFILE), so that readiness, admin and the CNI socket still
-/// work when connections have taken everything else.
+/// Spare descriptors that control gives back in need (EMFILE), so that readiness, admin and the CNI socket
+/// still work when connections have taken everything else.
 #[derive(Debug)]
 pub struct Reserve {
     spare: Vec<File>,

@@ -178,3 +178,73 @@ fn errno_name(errno: i32) -> String {
     };
     name.to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::testing::deny;
+
+    #[test]
+    fn this_kernel_gives_a_ring() {
+        // The bench and test machines must have io_uring: a silent fallback would measure the wrong loop.
+        probe().unwrap();
+    }
+
+    #[test]
+    fn a_seccomp_filter_is_named_as_the_cause() {
+        std::thread::spawn(|| {
+            deny(libc::SYS_io_uring_setup, libc::EPERM);
+            let refusal = probe().unwrap_err();
+            assert_eq!(refusal.cause, libc::EPERM);
+            assert_eq!(
+                refusal.to_string(),
+                "cannot create an io_uring (EPERM): the container's seccomp profile denies it. \
+                 Running on epoll; see deploy/docs/seccomp.md."
+            );
+        })
+        .join()
+        .unwrap();
+        std::thread::spawn(|| {
+            deny(libc::SYS_io_uring_setup, libc::ENOSYS);
+            assert_eq!(probe().unwrap_err().why, Why::Seccomp);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn each_cause_has_its_reason() {
+        let around =
+            Surroundings { has_rings: true, locked_memory_bytes: u64::MAX, ..Surroundings::default() };
+        let filtered = Surroundings { filtered: true, ..around };
+        let sysctl = |level| Surroundings { disabled: Some(level), ..filtered };
+        let locked = Surroundings { locked_memory_bytes: 65_536, ..around };
+        let old = Surroundings { has_rings: false, ..filtered };
+        for (cause, around, why) in [
+            (libc::EPERM, sysctl(2), Why::Disabled(2)),
+            (libc::EPERM, sysctl(1), Why::Disabled(1)),
+            (libc::EPERM, sysctl(0), Why::Seccomp),
+            (libc::EPERM, around, Why::SecurityModule),
+            (libc::EACCES, around, Why::SecurityModule),
+            (libc::ENOSYS, around, Why::TooOld),
+            (libc::ENOSYS, filtered, Why::Seccomp),
+            (libc::ENOSYS, old, Why::TooOld),
+            (libc::ENOMEM, locked, Why::LockedMemory(65_536)),
+            (libc::ENOMEM, around, Why::Memory),
+            (libc::EMFILE, around, Why::Descriptors),
+            (libc::EIO, around, Why::Unknown),
+        ] {
+            assert_eq!(diagnose(cause, around), why, "errno {cause}, {around:?}");
+        }
+        let text = RingRefusal { cause: libc::EPERM, why: Why::Disabled(2) }.to_string();
+        assert!(text.starts_with("cannot create an io_uring (EPERM): kernel.io_uring_disabled=2."), "{text}");
+    }
+
+    #[test]
+    fn versions_and_status_are_read() {
+        assert!(has_rings("5.1.0") && has_rings("6.18.44-x") && has_rings("5.15-generic"));
+        assert!(!has_rings("5.0.9") && !has_rings("4.18.0-553.el8") && !has_rings("") && !has_rings("x.y"));
+        assert!(is_filtered("Name:\tx\nSeccomp:\t2\nSeccomp_filters:\t1\n"));
+        assert!(!is_filtered("Seccomp:\t0\nSeccomp_filters:\t2\n"));
+    }
+}

@@ -1,4 +1,5 @@
-//! Signals: they are for the control thread, so the others look away. Handlers are tokio's, on the control thread.
+//! Signals: they are for the control thread, so the others look away. Handlers are tokio's, on the control
+//! thread.
 
 use std::io;
 use std::mem::MaybeUninit;

@@ -1,7 +1,12 @@
-//! Scaffolding of this layer's tests: namespaces that vanish with the test, and tests that run in a child process.
+//! Scaffolding of this layer's tests: namespaces that vanish with the test, and tests that run in a child
+//! process.
 
-use std::process::Command;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::BorrowedFd;
+use std::process::{Command, Output};
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::sys::netns::Netns;
 
@@ -61,17 +66,62 @@ pub fn ip(arguments: &str) {
     assert!(output.status.success(), "`ip {arguments}` failed (this test needs root): {said}");
 }
 
-/// Runs `work` in a process of its own, for what would change this one (limits). `test` is the full name of the
-/// calling test, which is started again there.
+/// Runs `work` in a process of its own, for what would change this one (limits). `test` is the full name of
+/// the calling test, which is started again there.
 pub fn in_child(test: &str, work: impl FnOnce()) {
-    const MARK: &str = "RINGWAY_TEST_CHILD";
-    if std::env::var_os(MARK).is_some() {
-        return work();
-    }
-    let program = std::env::current_exe().unwrap();
-    let output =
-        Command::new(program).args(["--exact", test, "--nocapture"]).env(MARK, "1").output().unwrap();
+    let Some(output) = child(test) else { return work() };
     let said = String::from_utf8_lossy(&output.stdout);
     let wrong = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && said.contains("1 passed"), "in the child: {said}\n{wrong}");
+}
+
+/// What became of `test` in a process of its own; `None` in that process.
+pub fn child(test: &str) -> Option<Output> {
+    const MARK: &str = "RINGWAY_TEST_CHILD";
+    if std::env::var_os(MARK).is_some() {
+        return None;
+    }
+    let program = std::env::current_exe().unwrap();
+    Some(Command::new(program).args(["--exact", test, "--nocapture"]).env(MARK, "1").output().unwrap())
+}
+
+/// Makes a system call fail with `errno` for the calling thread, for good, as a container's profile does.
+pub fn deny(call: libc::c_long, errno: i32) {
+    let step = |code, jt, k| libc::sock_filter { code, jt, jf: 0, k };
+    let mut program = [
+        step(0x20, 0, 0),
+        step(0x15, 1, u32::try_from(call).unwrap()),
+        step(0x06, 0, libc::SECCOMP_RET_ALLOW),
+        step(0x06, 0, libc::SECCOMP_RET_ERRNO | u32::try_from(errno).unwrap()),
+    ];
+    let filter = libc::sock_fprog { len: 4, filter: program.as_mut_ptr() };
+    // SAFETY: numbers only, and a program that lives during the call, which copies it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter), 0);
+    }
+}
+
+/// Two ends of a loopback connection, non-blocking.
+pub fn tcp_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (two, _) = listener.accept().unwrap();
+    one.set_nonblocking(true).unwrap();
+    two.set_nonblocking(true).unwrap();
+    (one, two)
+}
+
+pub fn wait_readable(fd: BorrowedFd<'_>) {
+    wait(fd, PollFlags::IN);
+}
+
+pub fn wait_writable(fd: BorrowedFd<'_>) {
+    wait(fd, PollFlags::OUT);
+}
+
+fn wait(fd: BorrowedFd<'_>, what: PollFlags) {
+    let limit = Timespec { tv_sec: 5, tv_nsec: 0 };
+    let ready = poll(&mut [PollFd::from_borrowed_fd(fd, what)], Some(&limit)).unwrap();
+    assert_eq!(ready, 1, "nothing happened for 5 s");
 }

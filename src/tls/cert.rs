@@ -76,8 +76,8 @@ fn encode(der: &[u8]) -> String {
 
 /// A root that signs.
 pub struct Authority {
-    root_pem: String,
-    issuer: Issuer<'static, KeyPair>,
+    pub(in crate::tls) root_pem: String,
+    pub(in crate::tls) issuer: Issuer<'static, KeyPair>,
 }
 
 /// A leaf with all that belongs to it, PEM.
@@ -153,7 +153,8 @@ impl Authority {
 
     /// A new key and a leaf for `identity` that ends `ttl` from now.
     pub fn issue(&self, identity: &Identity, ttl: Duration) -> Result<Issued, AuthorityError> {
-        self.sign(identity, span(ttl), BOTH_USAGES)
+        let both = [ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        self.sign(identity, span(ttl), &both)
     }
 
     /// A leaf for `identity`, as everything a shard needs.
@@ -168,7 +169,8 @@ impl Authority {
         Ok(Credential::new(identity.clone(), chain, key, roots, profile)?)
     }
 
-    fn sign(
+    /// A leaf with any validity and usages.
+    pub(in crate::tls) fn sign(
         &self,
         identity: &Identity,
         (not_before, not_after): (time::OffsetDateTime, time::OffsetDateTime),
@@ -188,9 +190,6 @@ impl Authority {
     }
 }
 
-const BOTH_USAGES: &[ExtendedKeyUsagePurpose] =
-    &[ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-
 fn span(ttl: Duration) -> (time::OffsetDateTime, time::OffsetDateTime) {
     let now = SystemTime::now();
     ((now - BACKDATE).into(), (now + ttl).into())
@@ -209,5 +208,103 @@ fn place(directory: &Path, path: &Path, text: &str) -> io::Result<()> {
     match linked {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use rcgen::SerialNumber;
+
+    use super::*;
+
+    const WEB: &str = "spiffe://cluster.local/ns/default/sa/web";
+    const HOUR: Duration = Duration::from_secs(3_600);
+
+    fn web() -> Identity {
+        WEB.parse().unwrap()
+    }
+
+    /// Long division by hand, digit after digit.
+    fn decimal(mut bytes: Vec<u8>) -> String {
+        let mut digits = Vec::new();
+        while bytes.iter().any(|byte| *byte != 0) {
+            let mut rest = 0_u32;
+            for byte in &mut bytes {
+                let value = rest * 256 + u32::from(*byte);
+                (*byte, rest) = (u8::try_from(value / 10).unwrap(), value % 10);
+            }
+            digits.push(char::from_digit(rest, 10).unwrap());
+        }
+        digits.iter().rev().collect()
+    }
+
+    #[test]
+    fn a_leaf_is_as_istio_makes_them_and_reads_back() {
+        let authority = Authority::new("cluster.local").unwrap();
+        let issued = authority.issue(&web(), HOUR).unwrap();
+        let der = pem::parse(&issued.chain_pem).unwrap();
+        let (_, leaf) = X509Certificate::from_der(der.contents()).unwrap();
+        assert_eq!(leaf.subject().iter().count(), 0);
+        assert!(
+            leaf.subject_alternative_name().unwrap().unwrap().critical,
+            "no subject, so the name is critical"
+        );
+        let usage = leaf.extended_key_usage().unwrap().unwrap().value;
+        assert!(usage.server_auth && usage.client_auth);
+        assert!(leaf.key_usage().unwrap().unwrap().value.digital_signature());
+        assert!(!leaf.is_ca());
+
+        let info = CertificateInfo::read(der.contents()).unwrap();
+        assert_eq!(info.uris, [WEB]);
+        assert_eq!(pem::parse(&info.pem).unwrap(), der);
+        assert!(!info.pem.contains('\r') && info.pem.lines().all(|line| line.len() <= 64));
+        let left = info.not_after.duration_since(SystemTime::now()).unwrap();
+        assert!(left <= HOUR && left > HOUR - Duration::from_secs(60), "{left:?}");
+        assert!(info.not_before + BACKDATE <= SystemTime::now());
+        assert_eq!(info.serial, decimal(leaf.raw_serial().to_vec()));
+    }
+
+    #[test]
+    fn serials_of_twenty_bytes_print_as_decimal_numbers() {
+        let key = KeyPair::generate().unwrap();
+        for bytes in [vec![1], vec![1, 0], vec![0x7f; 20], (1..=20).collect()] {
+            let mut params = CertificateParams::default();
+            params.serial_number = Some(SerialNumber::from_slice(&bytes));
+            let info = CertificateInfo::read(params.self_signed(&key).unwrap().der()).unwrap();
+            assert_eq!(info.serial, decimal(bytes));
+        }
+        assert!(CertificateInfo::read(b"nonsense").is_err());
+    }
+
+    #[test]
+    fn many_nodes_that_start_at_once_share_one_root() {
+        let directory = tempfile::tempdir().unwrap();
+        let below = directory.path().join("made/on/demand");
+        let roots: Vec<String> = std::thread::scope(|scope| {
+            let open = || Authority::open(&below, "cluster.local").unwrap().root_pem().to_owned();
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(roots.iter().all(|root| *root == roots[0]), "more than one root");
+        let names: Vec<_> = fs::read_dir(&below).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(names, [FILE], "drafts are left behind");
+        assert_eq!(fs::metadata(below.join(FILE)).unwrap().permissions().mode() & 0o777, 0o600);
+        // What one issues, another's root accepts: the credential checks that key and leaf belong together.
+        let again = Authority::open(&below, "ignored: it exists").unwrap();
+        let credential = again.credential(&web(), HOUR, Profile::default()).unwrap();
+        assert_eq!(credential.roots()[0].pem, roots[0]);
+        assert_eq!(credential.identity(), &web());
+    }
+
+    #[test]
+    fn a_damaged_file_is_named_and_never_replaced() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(FILE);
+        fs::write(&path, "-----BEGIN NOTHING-----\n").unwrap();
+        let error = Authority::open(directory.path(), "cluster.local").err().unwrap();
+        assert!(error.to_string().contains(FILE), "{error}");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "-----BEGIN NOTHING-----\n");
     }
 }

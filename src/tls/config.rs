@@ -228,3 +228,57 @@ fn infos(what: &'static str, chain: &[CertificateDer<'_>]) -> Result<Vec<Certifi
     };
     chain.iter().enumerate().map(read).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::tls::cert::{Authority, Issued};
+
+    fn web() -> Identity {
+        "spiffe://cluster.local/ns/default/sa/web".parse().unwrap()
+    }
+
+    fn issued() -> Issued {
+        Authority::new("cluster.local").unwrap().issue(&web(), Duration::from_secs(60)).unwrap()
+    }
+
+    fn refused(chain: &str, key: &str, roots: &str) -> String {
+        let made =
+            Credential::new(web(), chain.as_bytes(), key.as_bytes(), roots.as_bytes(), Profile::default());
+        made.err().expect("a credential that must be refused").to_string()
+    }
+
+    #[test]
+    fn what_is_missing_is_said_in_the_words_of_the_reference() {
+        let issued = issued();
+        let empty = refused("", &issued.key_pem, &issued.roots_pem);
+        assert_eq!(empty, format!("chain returned from CA is empty for: {}", web()));
+        let rootless = refused(&issued.chain_pem, &issued.key_pem, "");
+        assert_eq!(rootless, "invalid root certificate: no root certificate present");
+    }
+
+    #[test]
+    fn a_key_of_another_certificate_and_broken_pem_are_refused() {
+        let (one, two) = (issued(), issued());
+        let mixed = refused(&one.chain_pem, &two.key_pem, &one.roots_pem);
+        assert!(mixed.starts_with("tls error: "), "{mixed}");
+        let keyless = refused(&one.chain_pem, "", &one.roots_pem);
+        assert!(keyless.starts_with("private key isn't PEM: "), "{keyless}");
+        let cut = &one.chain_pem[..one.chain_pem.len() - 30];
+        assert!(refused(cut, &one.key_pem, &one.roots_pem).starts_with("chain isn't PEM: "));
+        let nonsense = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+        let said = refused(&format!("{}{nonsense}", one.chain_pem), &one.key_pem, &one.roots_pem);
+        assert!(said.starts_with("certificate 2 of the chain: not an X.509 certificate"), "{said}");
+    }
+
+    #[test]
+    fn the_groups_stand_in_our_order_whatever_the_library_prefers() {
+        use rustls::NamedGroup::{X25519, X25519MLKEM768, secp256r1, secp384r1};
+        let names =
+            |exchange| provider(exchange).kx_groups.iter().map(|group| group.name()).collect::<Vec<_>>();
+        assert_eq!(names(Exchange::Default), [X25519, secp256r1, secp384r1, X25519MLKEM768]);
+        assert_eq!(names(Exchange::PostQuantumOnly), [X25519MLKEM768]);
+    }
+}

@@ -239,16 +239,19 @@ fn direction(
     if same { Ok(direction) } else { Err(HandshakeError::Keys("secret and key differ")) }
 }
 
-/// How many bytes the next record takes; all there is where rustls must see that it isn't a record.
+/// How many bytes the next record takes, `None` while it isn't whole. Where the header can't be one, rustls is shown
+/// just that: it refuses at once, in its own words.
 fn next_record_bytes(incoming: &[u8], shown: usize) -> Option<usize> {
     let rest = incoming.get(shown..)?;
-    let [_, _, _, high, low] = *rest.first_chunk::<HEADER_BYTES>()?;
+    let [kind, major, _, high, low] = *rest.first_chunk::<HEADER_BYTES>()?;
     let length = usize::from(u16::from_be_bytes([high, low]));
-    if length > RECORD_PLAINTEXT_BYTES + 2_048 {
-        return Some(HEADER_BYTES);
-    }
-    (rest.len() >= HEADER_BYTES + length).then_some(HEADER_BYTES + length)
+    let can_be = (20..=23).contains(&kind) && major == 3 && length <= RECORD_PLAINTEXT_BYTES + SLACK_BYTES;
+    let whole = HEADER_BYTES + if can_be { length } else { 0 };
+    (rest.len() >= whole).then_some(whole)
 }
+
+/// What rustls grants a record beyond its plaintext.
+const SLACK_BYTES: usize = 2_048;
 
 enum Side {
     Client(UnbufferedClientConnection),
@@ -279,9 +282,12 @@ impl Side {
         }
     }
 
-    /// After an error rustls still gives out the alert it has queued; then it repeats the error.
+    /// After an error rustls still gives out the alert it has queued. Past that it must not be asked again: with
+    /// messages of the same record unread it would look for them in the empty buffer, and panic.
     fn flush(&mut self, outgoing: &mut Vec<u8>) {
-        while let (_, Ok(Step::Again)) = self.step(&mut [], outgoing) {}
+        while self.common().wants_write() {
+            let (_, Ok(Step::Again)) = self.step(&mut [], outgoing) else { return };
+        }
     }
 
     fn extract(self) -> Result<(Extracted, Extracted), rustls::Error> {
@@ -293,6 +299,7 @@ impl Side {
     }
 }
 
+#[expect(clippy::wildcard_enum_match_arm, reason = "a foreign enum that may grow")]
 fn digest<Data>(
     status: UnbufferedStatus<'_, '_, Data>,
     outgoing: &mut Vec<u8>,

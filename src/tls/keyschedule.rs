@@ -171,7 +171,7 @@ mod tests {
     fn expand_by_hand(hash: ring::hmac::Algorithm, secret: &[u8], label: &str, length: u16) -> Vec<u8> {
         let label = format!("tls13 {label}");
         let mut info = length.to_be_bytes().to_vec();
-        info.push(label.len() as u8);
+        info.push(label.len().try_into().unwrap());
         info.extend(label.bytes());
         info.push(0);
         let key = ring::hmac::Key::new(hash, secret);
@@ -193,10 +193,11 @@ mod tests {
             (Suite::Aes128GcmSha256, ring::hmac::HMAC_SHA256),
             (Suite::Aes256GcmSha384, ring::hmac::HMAC_SHA384),
         ] {
-            let secret: Vec<u8> = (0..suite.secret_bytes()).map(|at| at as u8 ^ 0x5a).collect();
+            let secret: Vec<u8> = (0x5a..).take(suite.secret_bytes()).collect();
             let direction = Direction::new(suite, &secret, 9).unwrap();
             let material = direction.material().unwrap();
-            let by_hand = |label, length: usize| expand_by_hand(hash, &secret, label, length as u16);
+            let by_hand =
+                |label, length: usize| expand_by_hand(hash, &secret, label, length.try_into().unwrap());
             assert_eq!(material.key(), by_hand("key", suite.key_bytes()));
             assert_eq!(material.iv[..], by_hand("iv", 12));
             let next = direction.next().unwrap();

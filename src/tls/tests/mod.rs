@@ -3,3 +3,7 @@
 
 mod handshake;
 mod peers;
+mod record;
+mod refusal;
+mod stream;
+mod upkeep;

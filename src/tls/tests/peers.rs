@@ -1,7 +1,7 @@
 //! The far ends of the tests: rustls with its own buffers and records, and our side beside it.
 
 use std::io::{Read, Write};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -17,9 +17,10 @@ use rustls::{
 use crate::mesh::identity::Identity;
 use crate::tls::aead::Library;
 use crate::tls::cert::{Authority, Issued};
-use crate::tls::config::{Credential, Profile, provider};
+use crate::tls::config::{Credential, Exchange, Profile, provider};
 use crate::tls::handshake::{Established, Handshake, HandshakeError, Progress};
 use crate::tls::keyschedule::Suite;
+use crate::tls::record::{Content, ContentType, HEADER_BYTES, Opener, RecordError, Sealer, TRAILER_BYTES};
 
 pub const WEB: &str = "spiffe://cluster.local/ns/default/sa/web";
 pub const API: &str = "spiffe://cluster.local/ns/default/sa/api";
@@ -61,16 +62,40 @@ pub struct Peer {
     pub tickets: usize,
     /// Of a server: what it trusts its clients by.
     pub client_roots: Option<String>,
+    /// Of a server: may speak before the client's Finished.
+    pub half_rtt: bool,
+    /// Largest record it sends.
+    pub fragment: Option<usize>,
+    pub x25519_only: bool,
 }
 
 impl Peer {
     pub fn new(issued: Issued) -> Self {
         let client_roots = Some(issued.roots_pem.clone());
         let alpn = vec![b"h2".to_vec()];
-        Self { suite: Suite::Aes256GcmSha384, alpn, issued: Some(issued), tickets: 0, client_roots }
+        Self {
+            suite: Suite::Aes256GcmSha384,
+            alpn,
+            issued: Some(issued),
+            tickets: 0,
+            client_roots,
+            half_rtt: false,
+            fragment: None,
+            x25519_only: false,
+        }
     }
 
     pub fn client(&self) -> Connection {
+        self.client_logging(Arc::new(rustls::NoKeyLog))
+    }
+
+    /// A client, and a look at the secret of its last handshake flight.
+    pub fn client_with_secret(&self) -> (Connection, impl Fn() -> Vec<u8>) {
+        let log = Arc::new(HandshakeSecret::default());
+        (self.client_logging(log.clone()), move || log.0.get().unwrap().clone())
+    }
+
+    fn client_logging(&self, log: Arc<dyn rustls::KeyLog>) -> Connection {
         let provider = Arc::new(self.provider());
         let builder = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&[&rustls::version::TLS13])
@@ -82,6 +107,8 @@ impl Peer {
             None => builder.with_no_client_auth(),
         };
         config.alpn_protocols = self.alpn.clone();
+        config.max_fragment_size = self.fragment;
+        config.key_log = log;
         let name = ServerName::try_from("ringway.test").unwrap();
         Connection::Client(ClientConnection::new(Arc::new(config), name).unwrap())
     }
@@ -104,6 +131,8 @@ impl Peer {
         let mut config = builder.with_single_cert(chain(issued), key(issued)).unwrap();
         config.alpn_protocols = self.alpn.clone();
         config.send_tls13_tickets = self.tickets;
+        config.max_fragment_size = self.fragment;
+        config.send_half_rtt_data = self.half_rtt;
         Connection::Server(ServerConnection::new(Arc::new(config)).unwrap())
     }
 
@@ -112,7 +141,32 @@ impl Peer {
             Suite::Aes128GcmSha256 => rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,
             Suite::Aes256GcmSha384 => rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_256_GCM_SHA384,
         };
-        CryptoProvider { cipher_suites: vec![suite], ..provider(Default::default()) }
+        let mut provider = CryptoProvider { cipher_suites: vec![suite], ..provider(Exchange::Default) };
+        if self.x25519_only {
+            provider.kx_groups.truncate(1);
+        }
+        provider
+    }
+}
+
+impl Authority {
+    /// A leaf signed by an intermediate that this root signed.
+    pub fn issue_through_intermediate(&self, identity: &Identity) -> Issued {
+        use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        params.distinguished_name.push(DnType::OrganizationName, "intermediate");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        let middle = params.signed_by(&key, &self.issuer).unwrap().pem();
+        let issuer = Issuer::from_ca_cert_pem(&middle, key).unwrap();
+        let below = Authority { root_pem: middle.clone(), issuer };
+        let leaf = below.issue(identity, HOUR).unwrap();
+        Issued {
+            chain_pem: format!("{}{middle}", leaf.chain_pem),
+            key_pem: leaf.key_pem,
+            roots_pem: self.root_pem().to_owned(),
+        }
     }
 }
 
@@ -122,6 +176,17 @@ fn chain(issued: &Issued) -> Vec<CertificateDer<'static>> {
 
 fn key(issued: &Issued) -> PrivateKeyDer<'static> {
     PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes()).unwrap()
+}
+
+#[derive(Debug, Default)]
+struct HandshakeSecret(OnceLock<Vec<u8>>);
+
+impl rustls::KeyLog for HandshakeSecret {
+    fn log(&self, label: &str, _client_random: &[u8], secret: &[u8]) {
+        if label == "CLIENT_HANDSHAKE_TRAFFIC_SECRET" {
+            self.0.set(secret.to_vec()).unwrap();
+        }
+    }
 }
 
 /// A client that believes everybody, so that only our side's judgement counts.
@@ -199,18 +264,27 @@ pub fn shake(
     panic!("the handshake stands still");
 }
 
-/// Gives bytes to a rustls side in random pieces.
-pub fn feed(theirs: &mut Connection, mut bytes: &[u8], rng: &mut fastrand::Rng) -> Result<(), rustls::Error> {
+/// Gives bytes to a rustls side in random pieces; what it got in the clear.
+pub fn feed(
+    theirs: &mut Connection,
+    mut bytes: &[u8],
+    rng: &mut fastrand::Rng,
+) -> Result<Vec<u8>, rustls::Error> {
+    let mut plain = Vec::new();
     while !bytes.is_empty() {
         let cut = rng.usize(1..=bytes.len());
         let mut piece = &bytes[..cut];
         while !piece.is_empty() {
             theirs.read_tls(&mut piece).unwrap();
             theirs.process_new_packets()?;
+            let mut part = [0; 4_096];
+            while let Ok(taken @ 1..) = theirs.reader().read(&mut part) {
+                plain.extend(&part[..taken]);
+            }
         }
         bytes = &bytes[cut..];
     }
-    Ok(())
+    Ok(plain)
 }
 
 /// Everything a rustls side wants to send.
@@ -220,20 +294,33 @@ pub fn drain(theirs: &mut Connection, out: &mut Vec<u8>) {
     }
 }
 
-/// Everything a rustls side has received in the clear.
-pub fn received(theirs: &mut Connection) -> Vec<u8> {
-    let mut out = Vec::new();
-    let mut piece = [0; 4_096];
-    while let Ok(taken @ 1..) = theirs.reader().read(&mut piece) {
-        out.extend(&piece[..taken]);
-    }
-    out
-}
-
 pub fn send(theirs: &mut Connection, mut bytes: &[u8], out: &mut Vec<u8>) {
     while !bytes.is_empty() {
         let taken = theirs.writer().write(bytes).unwrap();
         bytes = &bytes[taken..];
         drain(theirs, out);
     }
+}
+
+/// Opens all whole records at the front of `wire`: the plaintext, and whether a key update was asked for.
+pub fn open_all(open: &mut Opener, wire: &mut Vec<u8>) -> Result<(Vec<u8>, bool), RecordError> {
+    let (mut plain, mut asked) = (Vec::new(), false);
+    while let Some(opened) = open.open(wire)? {
+        match opened.content {
+            Content::Data(range) => plain.extend(&wire[range]),
+            Content::UpdateRequested => asked = true,
+            Content::Nothing | Content::Closed => {}
+        }
+        wire.drain(..opened.consumed);
+    }
+    Ok((plain, asked))
+}
+
+/// `plain` as one sealed record.
+pub fn sealed(seal: &mut Sealer, kind: ContentType, plain: &[u8]) -> Vec<u8> {
+    let mut record = vec![0; HEADER_BYTES];
+    record.extend(plain);
+    record.extend([0; TRAILER_BYTES]);
+    seal.seal(kind, &mut record).unwrap();
+    record
 }
