@@ -15,7 +15,6 @@ fn main() -> ExitCode {
     cli::main(&name, &Surroundings::of_process(), &programs, &mut console).into()
 }
 
-/// To be replaced by `ringway::demo::run`.
-fn demo(_arguments: &cli::DemoArguments) -> anyhow::Result<bool> {
-    anyhow::bail!("this build has no demo")
+fn demo(arguments: &cli::DemoArguments) -> anyhow::Result<bool> {
+    ringway::demo::run(&ringway::demo::Options { hold: arguments.hold, binary: None })
 }
