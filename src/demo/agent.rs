@@ -217,6 +217,8 @@ fn accept(listener: &SeqPacketListener, shared: &Arc<Shared>) {
         }));
         std::thread::sleep(ACCEPT_PAUSE);
     }
+    // One may have come between the order to stop and this; without its queue it ends.
+    lock(&shared.connections).clear();
     for thread in served {
         let _ = thread.join();
     }

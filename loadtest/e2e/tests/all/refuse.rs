@@ -24,13 +24,18 @@ fn call(from: &Pod, to: SocketAddr) -> Outcome {
     let mut stream = match try_dial(from, to) {
         Ok(stream) => stream,
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Outcome::Refused,
+        // It may have ended before `connect` came back.
+        Err(error) if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) => {
+            return Outcome::Closed;
+        }
         Err(error) => panic!("{to}: {error}"),
     };
     let _ = stream.write_all(b"GET /x HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     let mut heard = String::new();
     match stream.read_to_string(&mut heard) {
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => Outcome::Hung,
-        _ if heard.is_empty() => Outcome::Closed,
+        // A TLS alert is no answer to a request.
+        _ if !heard.starts_with("HTTP/") => Outcome::Closed,
         _ => Outcome::Answered(heard),
     }
 }
