@@ -27,7 +27,7 @@ use crate::shard::table::{Entered, Entry, Original, Subject};
 use crate::shard::tunnel::Tunnel;
 use crate::sys::origdst::original_destination;
 use crate::wire::access_log::Direction;
-use crate::wire::h2::RequestHead;
+use crate::wire::h2::{Code, RequestHead};
 use crate::wire::hbone::{Authority, baggage_of, forwarded_host, parse_baggage};
 
 /// Serves one tunnel of a peer until it ends.
@@ -117,7 +117,11 @@ async fn prepare(
 ) -> Option<(StreamRelay, Record, Entered)> {
     let mut unanswered = Unanswered { tunnel: link.tunnel.clone(), stream, relayed: false };
     let stream = unanswered.stream.clone();
-    let refuse = |status| link.tunnel.respond(&stream, status, None, true);
+    let refuse = |status| {
+        link.tunnel.respond(&stream, status, None, true);
+        // The answer is whole, and nothing more of the request is wanted (RFC 9113 section 8.1).
+        link.tunnel.reset(&stream, Code::NO_ERROR);
+    };
     let (snapshot, local, found) = match check(world, link, head).await {
         Ok(checked) => checked,
         Err((status, failure)) => {

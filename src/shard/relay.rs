@@ -2,7 +2,7 @@
 //! tunnel's own task; this one reads the application, hands over what waited, and carries both ends' endings:
 //! FIN as END_STREAM, RST as RST_STREAM, and the same the other way round.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -121,6 +121,15 @@ impl StreamRelay {
         (pumped == Pumped::Finished && self.stream.drained()).then_some(Ending::Finished)
     }
 
+    fn read(&self, scratch: &mut [u8], wanted: usize) -> io::Result<usize> {
+        if wanted <= SLOT_PAYLOAD_BYTES {
+            return self.app.receive(scratch.get_mut(HEADROOM_BYTES..HEADROOM_BYTES + wanted).unwrap_or_default());
+        }
+        let mut places = payload_places(scratch, wanted);
+        let used = wanted.div_ceil(SLOT_PAYLOAD_BYTES).min(RECORDS_A_TURN);
+        self.app.receive_vectored(places.get_mut(..used).unwrap_or_default())
+    }
+
     /// Reads the application and sends what it gave, until one of them has enough.
     fn pump(&self, slots: &mut usize) -> Pumped {
         let mut left = TURN_BYTES;
@@ -131,7 +140,7 @@ impl StreamRelay {
             }
             let wanted = room.min(*slots * SLOT_PAYLOAD_BYTES);
             let mut scratch = self.buffers.bulk.borrow_mut();
-            let got = match self.app.receive_vectored(&mut payload_places(&mut scratch, wanted)) {
+            let got = match self.read(&mut scratch, wanted) {
                 Ok(0) => {
                     self.tunnel.finish(&self.stream);
                     return Pumped::Finished;
