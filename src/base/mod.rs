@@ -5,3 +5,4 @@ pub mod level;
 pub mod limits;
 pub mod net;
 pub mod text;
+pub mod version;

@@ -176,7 +176,8 @@ fn root(of: &ControlPlane) -> Root<'_> {
 
 fn resolver_servers(config: &Config) -> Value {
     let over = |protocol| json!({"bind_addr": null, "port": 53, "protocol": {"type": protocol}});
-    let server = |ip| json!({"connections": [over("udp"), over("tcp")], "ip": ip, "trust_negative_responses": true});
+    let server =
+        |ip| json!({"connections": [over("udp"), over("tcp")], "ip": ip, "trust_negative_responses": true});
     let resolver = &config.resolver;
     json!({
         "domain": resolver.domain,

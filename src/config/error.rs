@@ -1,4 +1,5 @@
-//! What can be wrong with a configuration. Each error names the variable or file, the value and what was expected.
+//! What can be wrong with a configuration. Each error names the variable or file, the value and what was
+//! expected.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,7 +20,8 @@ pub enum ConfigError {
     DiscoveryAddress { origin: Origin, value: String, reason: Reason },
     #[error("PROXY_MODE must be one of dedicated, shared; the environment says {0:?}")]
     ProxyMode(String),
-    #[error("PROXY_MODE=dedicated needs PROXY_WORKLOAD_INFO=namespace/name/service-account; {}", given(.0.as_deref()))]
+    #[error("PROXY_MODE=dedicated needs PROXY_WORKLOAD_INFO=namespace/name/service-account; \
+             {}", given(.0.as_deref()))]
     WorkloadInfo(Option<String>),
     #[error("error parsing proxy config: failed parsing mesh config file {}: {reason}", .path.display())]
     MeshFile { path: PathBuf, reason: DocumentError },
@@ -32,17 +34,26 @@ pub enum ConfigError {
     HeaderValue { name: String },
     #[error("invalid configuration: failed to parse DNS_PROXY_ADDR: {value} ({reason})")]
     DnsProxyAddr { value: String, reason: &'static str },
-    #[error("invalid configuration: DNS proxy does not currently support on-demand mode (XDS_ON_DEMAND=true; set \
-             ISTIO_META_DNS_CAPTURE=false or leave XDS_ON_DEMAND out)")]
+    #[error(
+        "invalid configuration: DNS proxy does not currently support on-demand mode (XDS_ON_DEMAND=true; set \
+             ISTIO_META_DNS_CAPTURE=false or leave XDS_ON_DEMAND out)"
+    )]
     DnsOnDemand,
-    #[error("invalid configuration: ztunnel run without any servers enabled (ENABLE_PROXY=false and the DNS proxy is off)")]
+    #[error(
+        "invalid configuration: ztunnel run without any servers enabled \
+             (ENABLE_PROXY=false and the DNS proxy is off)"
+    )]
     Nothing,
-    #[error("invalid configuration: LOCAL_XDS_PATH={path} and LOCAL_XDS are both set; only one of them can hold")]
+    #[error(
+        "invalid configuration: LOCAL_XDS_PATH={path} and LOCAL_XDS are both set; only one of them can hold"
+    )]
     TwoLocalSources { path: String },
     #[error(transparent)]
     Logs(LogsError),
-    #[error("invalid configuration: CRL_PATH={0}: this version doesn't enforce certificate revocation lists, and \
-             running without them would accept revoked certificates; unset CRL_PATH")]
+    #[error(
+        "invalid configuration: CRL_PATH={0}: this version doesn't enforce certificate revocation lists, and \
+             running without them would accept revoked certificates; unset CRL_PATH"
+    )]
     NoRevocation(String),
 }
 

@@ -28,6 +28,9 @@ pub fn load(surroundings: &Surroundings<'_>) -> Result<Config, Vec<ConfigError>>
     let reader = &mut Reader::new(environment);
     let documents =
         ProxyConfig::read(&|path| files.read(path), reader.raw("PROXY_CONFIG"), &mut reader.errors);
+    if let Some(document) = reader.raw("PROXY_CONFIG") {
+        reader.note("PROXY_CONFIG", document, Origin::Environment);
+    }
     let proxy_metadata = metadata(reader, &documents);
     let proxy = reader.flag("ENABLE_PROXY");
     let mode = proxy_mode(reader);
@@ -42,7 +45,8 @@ pub fn load(surroundings: &Surroundings<'_>) -> Result<Config, Vec<ConfigError>>
     if !proxy && !dns_proxy {
         reader.errors.push(ConfigError::Nothing);
     }
-    let given_port = |given: &Option<(u16, Origin)>, default| given.as_ref().map_or(default, |(port, _)| *port);
+    let given_port =
+        |given: &Option<(u16, Origin)>, default| given.as_ref().map_or(default, |(port, _)| *port);
     let stats_port = given_port(&documents.stats_port, STATS_PORT);
     let at = |port| Bind::SocketAddr(SocketAddr::new(wildcard(ipv6), port));
     let mut config = Config {
@@ -82,7 +86,8 @@ fn finish(mut config: Config, reader: &mut Reader<'_>) -> Result<Config, Vec<Con
         reader.errors.push(ConfigError::NoRevocation(path));
     }
     let unknown = reader.names().filter(|name| name.starts_with("RINGWAY_") && table::find(name).is_none());
-    let unknown: Vec<_> = unknown.map(|name| format!("{name} is set, but no variable of that name is known")).collect();
+    let unknown: Vec<_> =
+        unknown.map(|name| format!("{name} is set, but no variable of that name is known")).collect();
     reader.warnings.extend(unknown);
     let errors = std::mem::take(&mut reader.errors);
     config.warnings = std::mem::take(&mut reader.warnings);
@@ -114,7 +119,8 @@ fn loopback_has_ipv6(files: &dyn Files, reader: &mut Reader<'_>) -> bool {
     match files.read(Path::new(LOOPBACK_IPV6_SWITCH)) {
         Ok(text) => text.trim() != "1",
         Err(error) => {
-            let warning = format!("cannot read {LOOPBACK_IPV6_SWITCH} ({error}): IPv6 on loopback is taken to be on");
+            let warning =
+                format!("cannot read {LOOPBACK_IPV6_SWITCH} ({error}): IPv6 on loopback is taken to be on");
             reader.warnings.push(warning);
             true
         }
@@ -126,22 +132,22 @@ fn resolver(files: &dyn Files, reader: &mut Reader<'_>) -> Resolver {
     match files.read(Path::new(resolver::FILE)) {
         Ok(text) => Resolver::parse(&text),
         Err(error) => {
-            reader.warnings.push(format!("cannot read {} ({error}): no name servers are known", resolver::FILE));
+            reader
+                .warnings
+                .push(format!("cannot read {} ({error}): no name servers are known", resolver::FILE));
             Resolver::default()
         }
     }
 }
 
 /// `localhost:PORT` or an address with its port.
-fn dns_proxy_addr(
-    reader: &mut Reader<'_>,
-    metadata: &BTreeMap<String, String>,
-    loopback_ipv6: bool,
-) -> Bind {
+fn dns_proxy_addr(reader: &mut Reader<'_>, metadata: &BTreeMap<String, String>, loopback_ipv6: bool) -> Bind {
     let default = Bind::Localhost(loopback_ipv6, DNS_PORT);
     let Some(value) = metadata.get("DNS_PROXY_ADDR") else { return default };
     let parsed = match value.strip_prefix("localhost:") {
-        Some(port) => port.parse().map(|port| Bind::Localhost(loopback_ipv6, port)).map_err(|_| "invalid port"),
+        Some(port) => {
+            port.parse().map(|port| Bind::Localhost(loopback_ipv6, port)).map_err(|_| "invalid port")
+        }
         None => value.parse().map(Bind::SocketAddr).map_err(|_| "invalid socket address syntax"),
     };
     parsed.unwrap_or_else(|reason| {
@@ -166,7 +172,9 @@ fn node_metadata(reader: &mut Reader<'_>) -> BTreeMap<String, serde_json::Value>
         reader.note(&format!("{METAJSON}{key}"), value, Origin::Environment);
         match serde_json::from_str(value) {
             Ok(value) => drop(metadata.insert(key.to_owned(), value)),
-            Err(error) => reader.warnings.push(format!("{METAJSON}{key}={value} is skipped: {error}; expected JSON")),
+            Err(error) => {
+                reader.warnings.push(format!("{METAJSON}{key}={value} is skipped: {error}; expected JSON"))
+            }
         }
     }
     metadata
@@ -233,8 +241,13 @@ fn termination_deadline(reader: &mut Reader<'_>) -> Duration {
         let margin = if seconds > 10 { 5 } else { 1 };
         Duration::from_secs(seconds.saturating_sub(margin).max(1))
     });
-    let given = reader.maybe_duration("CONNECTION_TERMINATION_DEADLINE");
-    given.or(from_grace).unwrap_or(Duration::from_secs(5))
+    let name = "CONNECTION_TERMINATION_DEADLINE";
+    if let Some(given) = reader.maybe_duration(name) {
+        return given;
+    }
+    let derived = from_grace.unwrap_or(Duration::from_secs(5));
+    reader.note(name, format_args!("{}s", derived.as_secs()), Origin::Default);
+    derived
 }
 
 fn log_settings(reader: &mut Reader<'_>) -> LogSettings {

@@ -81,7 +81,8 @@ fn concatenation(text: &str) -> Result<Duration, Reason> {
         let after = after.trim_start();
         let end = split(after.find(|c: char| c.is_ascii_digit() || c.is_whitespace()), after);
         let (unit, next) = after.split_at(end);
-        let nanos = u128::from(number.parse::<u64>()?).checked_mul(nanoseconds(unit)?).ok_or(Reason::TooLong)?;
+        let nanos =
+            u128::from(number.parse::<u64>()?).checked_mul(nanoseconds(unit)?).ok_or(Reason::TooLong)?;
         let seconds = u64::try_from(nanos / NANOS_A_SECOND).map_err(|_| Reason::TooLong)?;
         let below = u32::try_from(nanos % NANOS_A_SECOND).map_err(|_| Reason::TooLong)?;
         total = total.checked_add(Duration::new(seconds, below)).ok_or(Reason::TooLong)?;
@@ -129,7 +130,11 @@ pub fn cpus(value: &str) -> Result<usize, Reason> {
 /// More CPUs than any machine has; keeps the conversion exact.
 const MOST_CPUS: u64 = 1 << 20;
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be small and not negative")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "checked to be small and not negative"
+)]
 fn whole(value: f64) -> Option<usize> {
     (value >= 0.0 && value <= MOST_CPUS as f64).then_some(value as usize)
 }
@@ -215,11 +220,28 @@ mod tests {
 
     #[test]
     fn what_is_no_duration() {
-        for text in ["", " ", "s", "-1s", "1.5s", "10x", "1h-3m", "+", "1s+", "1s*", "1s*1m", "5 apples", "1y*4294967295*4294967295*4294967295"] {
+        for text in [
+            "",
+            " ",
+            "s",
+            "-1s",
+            "1.5s",
+            "10x",
+            "1h-3m",
+            "+",
+            "1s+",
+            "1s*",
+            "1s*1m",
+            "5 apples",
+            "1y*4294967295*4294967295*4294967295",
+        ] {
             assert!(duration(text).is_err(), "{text:?} was read as {:?}", duration(text));
         }
         assert_eq!(duration("10x").unwrap_err().to_string(), "unknown unit of time \"x\"");
-        assert_eq!(duration("99999999999999999999s").unwrap_err().to_string(), "number too large to fit in target type");
+        assert_eq!(
+            duration("99999999999999999999s").unwrap_err().to_string(),
+            "number too large to fit in target type"
+        );
     }
 
     proptest! {
@@ -238,9 +260,18 @@ mod tests {
 
     #[test]
     fn cpu_quantities_round_up() {
-        for (text, expected) in
-            [("2", 2), ("1.5", 2), ("500m", 1), ("2000m", 2), ("2001m", 3), ("0.1", 1), ("1e1", 10), ("4000000u", 4), ("300m", 1), ("7000m", 7)]
-        {
+        for (text, expected) in [
+            ("2", 2),
+            ("1.5", 2),
+            ("500m", 1),
+            ("2000m", 2),
+            ("2001m", 3),
+            ("0.1", 1),
+            ("1e1", 10),
+            ("4000000u", 4),
+            ("300m", 1),
+            ("7000m", 7),
+        ] {
             assert_eq!(cpus(text).unwrap(), expected, "{text}");
         }
         for text in ["0", "-1", "inf", "NaN", "0m", "1e30"] {

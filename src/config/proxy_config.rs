@@ -106,7 +106,7 @@ mod tests {
         let mut errors = Vec::new();
         let read = |path: &Path| {
             assert_eq!(path, Path::new(MESH_FILE));
-            file.map(str::to_owned).ok_or_else(|| io::ErrorKind::NotFound.into())
+            file.map(str::to_owned).ok_or_else(|| ErrorKind::NotFound.into())
         };
         let config = ProxyConfig::read(&read, environment, &mut errors);
         (config, errors.iter().map(ToString::to_string).collect())
@@ -116,7 +116,8 @@ mod tests {
     fn the_environment_wins_key_by_key_and_metadata_is_united() {
         let file = "defaultConfig:\n  discoveryAddress: istiod:15012\n  statsPort: 1\n  concurrency: 3\n  \
                     unknown: 1\n  proxyMetadata:\n    ISTIO_META_A: one\n    B: two\n";
-        let (config, errors) = merged(Some(file), Some("statsPort: 2\nproxyMetadata:\n  ISTIO_META_B: three\n"));
+        let (config, errors) =
+            merged(Some(file), Some("statsPort: 2\nproxyMetadata:\n  ISTIO_META_B: three\n"));
         assert!(errors.is_empty(), "{errors:?}");
         let from_file = Origin::File(MESH_FILE.into());
         assert_eq!(config.discovery_address, Some(("istiod:15012".to_owned(), from_file.clone())));
@@ -128,7 +129,9 @@ mod tests {
 
     #[test]
     fn missing_and_empty_documents_are_fine() {
-        for (file, environment) in [(None, None), (Some(""), Some("")), (Some("trustDomain: x\n"), Some("\n"))] {
+        for (file, environment) in
+            [(None, None), (Some(""), Some("")), (Some("trustDomain: x\n"), Some("\n"))]
+        {
             assert_eq!(merged(file, environment).1, [""; 0]);
         }
     }
@@ -138,17 +141,22 @@ mod tests {
         let (_, errors) = merged(Some("defaultConfig:\n  statsPort: many\n"), Some("statsPort: 1\n"));
         let [file, environment] = errors.as_slice() else { panic!("two errors are expected: {errors:?}") };
         assert!(
-            file.starts_with("error parsing proxy config: failed parsing mesh config file ./etc/istio/config/mesh: "),
+            file.starts_with(
+                "error parsing proxy config: failed parsing mesh config file ./etc/istio/config/mesh: "
+            ),
             "{file}"
         );
-        assert!(environment.starts_with("error parsing proxy config: failed parsing proxy config env: "), "{environment}");
+        assert!(
+            environment.starts_with("error parsing proxy config: failed parsing proxy config env: "),
+            "{environment}"
+        );
         assert!(environment.contains("proxyMetadata"), "{environment}");
     }
 
     #[test]
     fn an_unreadable_mesh_file_is_an_error() {
         let mut errors = Vec::new();
-        let read = |_: &Path| Err(io::Error::from(io::ErrorKind::PermissionDenied));
+        let read = |_: &Path| Err(io::Error::from(ErrorKind::PermissionDenied));
         ProxyConfig::read(&read, None, &mut errors);
         assert!(errors[0].to_string().contains("permission denied"), "{}", errors[0]);
     }

@@ -157,7 +157,7 @@ fn text(name: &'static str, value: Option<&str>, fields: &mut impl Fields) {
     }
 }
 
-/// One of the two formats. Formatting into a `Vec` fails only where a `Display` itself does: the text is then cut.
+/// One of the two formats. Formatting into a `Vec` fails only where a `Display` does: the text is then cut.
 trait Fields {
     fn address(&mut self, name: &'static str, value: SocketAddr);
     fn bare(&mut self, name: &'static str, value: &str);
@@ -256,3 +256,6 @@ impl Fields for JsonFields<'_> {
         self.0.extend_from_slice(b"ms\"");
     }
 }
+
+#[cfg(test)]
+mod tests;

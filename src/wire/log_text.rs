@@ -1,4 +1,4 @@
-//! What all log lines are made of: the time stamp, and text escaped so that no value can end its field or its line.
+//! What all log lines are made of: the time stamp, and text escaped so that no value ends its field or line.
 //! Writes into a buffer that the caller owns; allocates nothing else.
 
 use std::fmt;
@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 const DAY_S: u64 = 86_400;
 
-/// Appends `now` as RFC 3339 UTC with microseconds: `2026-11-30T06:08:34.331556Z`. Times before 1970 become 1970.
+/// Appends `now` as RFC 3339 UTC with microseconds: `2026-11-30T06:08:34.331556Z`. Earlier than 1970 is 1970.
 pub fn write_time(now: SystemTime, out: &mut Vec<u8>) {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (year, month, day) = civil(since.as_secs() / DAY_S);
@@ -27,7 +27,7 @@ pub fn write_time(now: SystemTime, out: &mut Vec<u8>) {
     out.push(b'Z');
 }
 
-/// Year, month and day of a day counted from 1970-01-01. The year is counted from March, so that the leap day ends it.
+/// Year, month and day of a day counted from 1970-01-01. Years count from March: the leap day ends them.
 fn civil(days: u64) -> (u64, u64, u64) {
     const DAYS_BEFORE_1970: u64 = 719_468;
     const DAYS_OF_400_YEARS: u64 = 146_097;
@@ -66,7 +66,7 @@ impl fmt::Write for Raw<'_> {
     }
 }
 
-/// Formats into `out`, escaped as the inside of a Rust string literal (what `{:?}` of a string prints between quotes).
+/// Formats into `out`, escaped as `{:?}` of a string escapes what it prints between the quotes.
 pub struct Quoted<'a>(pub &'a mut Vec<u8>);
 
 impl fmt::Write for Quoted<'_> {
@@ -81,9 +81,14 @@ pub struct Bare<'a>(pub &'a mut Vec<u8>);
 
 impl fmt::Write for Bare<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        escape(text, self.0, |c| c.is_ascii_control(), |c, out| {
-            if c.is_control() || is_line_break(c) { literal(c, out) } else { keep(c, out) }
-        });
+        escape(
+            text,
+            self.0,
+            |c| c.is_ascii_control(),
+            |c, out| {
+                if c.is_control() || is_line_break(c) { literal(c, out) } else { keep(c, out) }
+            },
+        );
         Ok(())
     }
 }
