@@ -29,11 +29,14 @@ pub fn markdown() -> String {
 
 /// Shorter than in an error: the page has the examples in one place.
 fn kind_in_words(kind: Kind) -> String {
-    match kind {
-        Kind::Duration => "duration".to_owned(),
-        Kind::Cpus => "CPU quantity".to_owned(),
-        Kind::Number(0, u64::MAX) => "whole number".to_owned(),
-        _ => kind.to_string(),
+    if kind == Kind::Duration {
+        "duration".to_owned()
+    } else if kind == Kind::Cpus {
+        "CPU quantity".to_owned()
+    } else if kind == Kind::Number(0, u64::MAX) {
+        "whole number".to_owned()
+    } else {
+        kind.to_string()
     }
 }
 

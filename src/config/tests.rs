@@ -1,3 +1,5 @@
+#![expect(clippy::wildcard_enum_match_arm, reason = "tests pick the kinds of rows that they are about")]
+
 use std::io;
 use std::path::Path;
 

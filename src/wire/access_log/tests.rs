@@ -166,7 +166,7 @@ proptest! {
     }
 }
 
-/// Not a benchmark: a wide bound that catches an allocation or a quadratic step (about 0.5 us when written).
+/// Not a benchmark: a wide bound that catches an allocation or a quadratic step (0.5 us in a release build).
 #[test]
 fn a_line_takes_about_a_microsecond() {
     let line = outbound();
