@@ -75,7 +75,7 @@ pub fn write_address(address: SocketAddr, out: &mut Vec<u8>) {
 /// Formats into `out` with nothing escaped: only for values that can't hold hostile text.
 pub struct Raw<'a>(pub &'a mut Vec<u8>);
 
-impl fmt::Write for Raw<'_> {
+impl Write for Raw<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0.extend_from_slice(text.as_bytes());
         Ok(())
@@ -85,7 +85,7 @@ impl fmt::Write for Raw<'_> {
 /// Formats into `out`, escaped as `{:?}` of a string escapes what it prints between the quotes.
 pub struct Quoted<'a>(pub &'a mut Vec<u8>);
 
-impl fmt::Write for Quoted<'_> {
+impl Write for Quoted<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         escape(text, self.0, |byte| matches!(byte, b'"' | b'\\') || byte.is_ascii_control(), literal);
         Ok(())
@@ -95,7 +95,7 @@ impl fmt::Write for Quoted<'_> {
 /// Formats into `out` without quotes; only what could forge or hide text (control characters) is escaped.
 pub struct Bare<'a>(pub &'a mut Vec<u8>);
 
-impl fmt::Write for Bare<'_> {
+impl Write for Bare<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         escape(
             text,
@@ -112,7 +112,7 @@ impl fmt::Write for Bare<'_> {
 /// Formats into `out`, escaped as the inside of a JSON string (RFC 8259 section 7).
 pub struct Json<'a>(pub &'a mut Vec<u8>);
 
-impl fmt::Write for Json<'_> {
+impl Write for Json<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         escape(text, self.0, |byte| matches!(byte, b'"' | b'\\') || byte < b' ', json);
         Ok(())
