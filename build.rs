@@ -1,10 +1,15 @@
-//! Tells the program which build it is.
+//! Compiles proto/ (pure Rust: no protoc needed) and tells the program which build it is.
 
 use std::env;
+use std::error::Error;
 use std::process::Command;
 
-fn main() {
+fn main() -> Result<(), Box<dyn Error>> {
     version_facts();
+    println!("cargo::rerun-if-changed=proto");
+    let files = protox::compile(["proto/zds.proto"], ["proto"])?;
+    prost_build::Config::new().compile_fds(files)?;
+    Ok(())
 }
 
 /// VERSION and GIT_REVISION of the environment go first: an image is built without a repository.
@@ -12,9 +17,10 @@ fn version_facts() {
     for name in ["VERSION", "GIT_REVISION"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
-    // Changes with each commit and checkout. A path that doesn't exist would rebuild every time.
-    let log = output("git", &["rev-parse", "--git-path", "logs/HEAD"]);
-    if let Some(log) = log.filter(|log| std::fs::exists(log).is_ok_and(|is| is)) {
+    // Changes with each commit and checkout. A path that does not exist would rebuild every time.
+    if let Some(log) = output("git", &["rev-parse", "--git-path", "logs/HEAD"])
+        .filter(|log| std::fs::exists(log).is_ok_and(|is| is))
+    {
         println!("cargo::rerun-if-changed={log}");
     } else {
         println!("cargo::rerun-if-changed=build.rs");

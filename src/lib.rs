@@ -2,11 +2,13 @@
 //!
 //! Reading order: `mesh::route`, `mesh::admit`, `path::outbound`, `shard::shard`, `app`.
 
+pub mod app;
 pub mod base;
 pub mod bridge;
 pub mod cli;
 pub mod config;
 pub mod control;
+pub mod demo;
 pub mod mesh;
 pub mod path;
 pub mod shard;

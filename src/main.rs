@@ -4,10 +4,10 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use ringway::cli::{self, Console, Programs};
-use ringway::config::{Config, Surroundings};
+use ringway::config::Surroundings;
 
 fn main() -> ExitCode {
-    let programs = Programs { run, demo };
+    let programs = Programs { run: ringway::app::run, demo };
     let name = std::env::args().next().unwrap_or_else(|| "ringway".to_owned());
     // Not locked for the life of the program: `run` and `demo` write on their own.
     let (mut out, mut err) = (io::stdout(), io::stderr());
@@ -15,12 +15,6 @@ fn main() -> ExitCode {
     cli::main(&name, &Surroundings::of_process(), &programs, &mut console).into()
 }
 
-/// To be replaced by `ringway::app::run`.
-fn run(_config: Config) -> anyhow::Result<u8> {
-    anyhow::bail!("this build has no data plane")
-}
-
-/// To be replaced by `ringway::demo::run`.
-fn demo(_arguments: &cli::DemoArguments) -> anyhow::Result<bool> {
-    anyhow::bail!("this build has no demo")
+fn demo(arguments: &cli::DemoArguments) -> anyhow::Result<bool> {
+    ringway::demo::run(&ringway::demo::Options { hold: arguments.hold, binary: None })
 }

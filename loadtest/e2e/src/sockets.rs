@@ -1,0 +1,39 @@
+//! What the kernel knows of a pod's sockets, by `ss` inside its namespace.
+
+use ringway::demo::space::Space;
+
+/// One TCP socket of a namespace.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Socket {
+    pub state: String,
+    pub local: String,
+    pub peer: String,
+    /// Everything after the addresses, e.g. `timer:(keepalive,2min59sec,0)`.
+    pub rest: String,
+}
+
+/// All TCP sockets but those that only wait for the kernel (TIME-WAIT) and listeners.
+pub fn connections(space: &Space) -> Vec<Socket> {
+    list(space, &["-Htano"])
+        .into_iter()
+        .filter(|socket| !matches!(socket.state.as_str(), "LISTEN" | "TIME-WAIT"))
+        .collect()
+}
+
+pub fn listeners(space: &Space) -> Vec<Socket> {
+    list(space, &["-Htlno"])
+}
+
+fn list(space: &Space, arguments: &[&str]) -> Vec<Socket> {
+    let output = space.output("ss", arguments).expect("ss (iproute2)");
+    assert!(output.status.success(), "ss: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).lines().filter_map(parse).collect()
+}
+
+fn parse(line: &str) -> Option<Socket> {
+    let mut words = line.split_whitespace();
+    let state = words.next()?.to_owned();
+    let (_, _) = (words.next()?, words.next()?);
+    let (local, peer) = (words.next()?.to_owned(), words.next()?.to_owned());
+    Some(Socket { state, local, peer, rest: words.collect::<Vec<_>>().join(" ") })
+}

@@ -1,0 +1,31 @@
+//! All end-to-end tests in one binary: real programs and odd peers against two real proxies in network
+//! namespaces. Worlds take turns, so the order of tests doesn't matter and times mean something.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+#![allow(clippy::indexing_slicing, reason = "tests")]
+
+#[path = "all/close.rs"]
+mod close;
+#[path = "all/envoy.rs"]
+mod envoy;
+#[path = "all/hostile.rs"]
+mod hostile;
+#[path = "all/kernel.rs"]
+mod kernel;
+#[path = "all/observe.rs"]
+mod observe;
+#[path = "all/pods.rs"]
+mod pods;
+#[path = "all/policy.rs"]
+mod policy;
+#[path = "all/programs.rs"]
+mod programs;
+#[path = "all/refuse.rs"]
+mod refuse;
+#[path = "all/stall.rs"]
+mod stall;
+#[path = "all/upgrade.rs"]
+mod upgrade;
+#[path = "all/volume.rs"]
+mod volume;
+#[path = "all/ways.rs"]
+mod ways;

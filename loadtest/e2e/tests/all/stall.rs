@@ -1,0 +1,139 @@
+//! Readers that stop: they lose nothing, hold little, and slow nobody else on their tunnel.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use ringway_e2e::baseline::Baseline;
+use ringway_e2e::pattern;
+use ringway_e2e::serve::{Server, echo, source};
+use ringway_e2e::world::{APP_PORT, STEP, World, dial, service};
+
+/// 99th percentile of `count` requests of 64 bytes, one after another.
+fn mice(stream: &mut TcpStream, count: usize) -> Duration {
+    let mut times = Vec::with_capacity(count);
+    let mut bytes = [5; 64];
+    for _ in 0..count {
+        let started = Instant::now();
+        stream.write_all(&bytes).unwrap();
+        stream.read_exact(&mut bytes).unwrap();
+        times.push(started.elapsed());
+    }
+    times.sort_unstable();
+    times[count * 99 / 100]
+}
+
+/// Fills a connection until nothing more goes in for half a second; how much went in.
+fn fill(stream: &TcpStream) -> u64 {
+    stream.set_nonblocking(true).unwrap();
+    let (mut sent, mut chunk, mut last) = (0_u64, vec![0; 65_536], Instant::now());
+    while last.elapsed() < Duration::from_millis(500) {
+        pattern(9, sent, &mut chunk);
+        match (&mut &*stream).write(&chunk) {
+            Ok(count) => {
+                sent += u64::try_from(count).unwrap();
+                last = Instant::now();
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(5)),
+        }
+    }
+    stream.set_nonblocking(false).unwrap();
+    sent
+}
+
+#[test]
+fn a_server_that_stops_reading_gets_everything_later_and_slows_no_neighbour() {
+    let world = World::start();
+    let listener = world.server.space.listen(world.server.at(7_000)).unwrap();
+    let _app = Server::start(&world.server, APP_PORT, echo);
+    let baseline = Baseline::take(&world);
+    let mut mouse = dial(&world.client, service());
+    let alone = mice(&mut mouse, 2_000);
+    let memory: Vec<_> = world.cluster.proxies().map(|proxy| proxy.resident_bytes().unwrap()).collect();
+    let mut stalled = Vec::new();
+    for _ in 0..8 {
+        let near = dial(&world.client, world.server.at(7_000));
+        let (far, _) = listener.accept().unwrap();
+        let sent = fill(&near);
+        stalled.push((near, far, sent));
+    }
+    let beside = mice(&mut mouse, 2_000);
+    assert!(
+        beside < alone * 3 + Duration::from_millis(2),
+        "p99 alone {alone:?}, beside stalled streams {beside:?}"
+    );
+    for _ in 0..20 {
+        let mut fresh = dial(&world.client, service());
+        fresh.write_all(b"?").unwrap();
+        fresh.read_exact(&mut [0]).expect("a new connection beside stalled ones");
+    }
+    for (proxy, before) in world.cluster.proxies().zip(memory) {
+        let grown = proxy.resident_bytes().unwrap().saturating_sub(before);
+        assert!(grown < 8 * (4 << 20) + (16 << 20), "8 stalled streams hold {grown} bytes in one proxy");
+    }
+    std::thread::sleep(Duration::from_secs(3));
+    for (near, mut far, sent) in stalled {
+        near.shutdown(std::net::Shutdown::Write).unwrap();
+        far.set_read_timeout(Some(STEP)).unwrap();
+        let (mut got, mut at) = (Vec::new(), 0_u64);
+        far.read_to_end(&mut got).unwrap();
+        assert_eq!(u64::try_from(got.len()).unwrap(), sent);
+        let mut expected = vec![0; 65_536];
+        for part in got.chunks(65_536) {
+            pattern(9, at, &mut expected);
+            assert!(part == &expected[..part.len()], "bytes changed after {at}");
+            at += u64::try_from(part.len()).unwrap();
+        }
+    }
+    drop(mouse);
+    baseline.is_back(&world);
+}
+
+#[test]
+fn clients_that_do_not_read_their_downloads_stop_no_other_stream() {
+    let world = World::start();
+    let _source = Server::start(&world.server, 8_081, source);
+    let _app = Server::start(&world.server, APP_PORT, echo);
+    let baseline = Baseline::take(&world);
+    let mut unread: Vec<_> = (0..12).map(|_| dial(&world.client, world.server.at(8_081))).collect();
+    for stream in &mut unread {
+        stream.write_all(&(64_u64 << 20).to_be_bytes()).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    let mut mouse = dial(&world.client, service());
+    let beside = mice(&mut mouse, 1_000);
+    assert!(beside < Duration::from_millis(20), "p99 beside 12 unread downloads: {beside:?}");
+    // One of them is read after all, to its end.
+    let mut total = 0;
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match unread[0].read(&mut buffer).unwrap() {
+            0 => break,
+            count => total += count,
+        }
+    }
+    assert_eq!(total, 64 << 20);
+    drop((unread, mouse));
+    baseline.is_back(&world);
+}
+
+#[test]
+fn a_slow_reader_gets_every_byte() {
+    let world = World::start();
+    let _source = Server::start(&world.server, 8_081, source);
+    let mut stream = dial(&world.client, world.server.at(8_081));
+    let total = 256_u64 * 1_024;
+    stream.write_all(&total.to_be_bytes()).unwrap();
+    let (mut got, mut buffer) = (Vec::new(), [0; 1_024]);
+    loop {
+        let count = stream.read(&mut buffer).unwrap();
+        if count == 0 {
+            break;
+        }
+        got.extend_from_slice(&buffer[..count]);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut expected = vec![0; usize::try_from(total).unwrap()];
+    pattern(total, 0, &mut expected);
+    assert!(got == expected);
+}

@@ -1,0 +1,206 @@
+//! A whole small mesh: namespaces, CNI agents, the mesh file, a shared certificate authority and one proxy a
+//! node.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::agent::{Agent, AgentPod};
+use super::mesh_file::MeshFile;
+use super::node::{NodePlan, NodeProxy};
+use super::space::Space;
+use super::topology::{Pod, Topology};
+
+/// How long a proxy may take until it is ready; generous, as machines that run tests may be slow.
+pub const READY_BOUND: Duration = Duration::from_secs(20);
+
+pub struct ClusterPlan {
+    /// Names the namespaces and the directory.
+    pub kind: &'static str,
+    pub nodes: u8,
+    /// The proxy's binary.
+    pub binary: PathBuf,
+    /// Variables for the proxies, beside those that every cluster has; these win.
+    pub environment: Vec<(String, String)>,
+}
+
+/// Dropping it ends the proxies, then the agents, then the namespaces.
+pub struct Cluster {
+    proxies: Vec<(u8, NodeProxy)>,
+    agents: Vec<(u8, Agent)>,
+    pub topology: Topology,
+    pub mesh: MeshFile,
+    plan: ClusterPlan,
+    started: u32,
+    directory: Directory,
+}
+
+impl Cluster {
+    /// Namespaces and agents; no pods yet, no proxies yet.
+    pub fn build(plan: ClusterPlan) -> Result<Self> {
+        let topology = Topology::build(plan.kind, plan.nodes)?;
+        let directory = Directory::create(topology.prefix())?;
+        let mut agents = Vec::new();
+        for node in &topology.nodes {
+            let path = directory.0.join(format!("{}.sock", node.name));
+            agents.push((node.number, Agent::listen(&path)?));
+        }
+        let mesh = MeshFile::new(&directory.0.join("mesh.yaml"));
+        Ok(Self { proxies: Vec::new(), agents, topology, mesh, plan, started: 0, directory })
+    }
+
+    /// A pod of the mesh: in the mesh file, captured, and in its agent's snapshots. Before `start`.
+    pub fn mesh_pod(&mut self, node: u8, name: &str) -> Result<Pod> {
+        let pod = self.topology.add_pod(node, name)?;
+        self.mesh.add(&pod, true);
+        pod.capture()?;
+        self.agent(node)?.know(agent_pod(&pod)?);
+        Ok(pod)
+    }
+
+    /// A pod that no proxy serves; the mesh doesn't know it.
+    pub fn plain_pod(&mut self, node: u8, name: &str) -> Result<Pod> {
+        self.topology.add_pod(node, name)
+    }
+
+    /// Writes the mesh file, starts a proxy on each node and waits until all are ready.
+    pub fn start(&mut self) -> Result<()> {
+        self.mesh.write()?;
+        let nodes: Vec<_> =
+            self.topology.nodes.iter().map(|node| (node.number, node.space.clone())).collect();
+        for (number, space) in nodes {
+            let proxy = self.start_proxy(number, &space, &[], &[])?;
+            self.proxies.push((number, proxy));
+        }
+        for (_, proxy) in &mut self.proxies {
+            proxy.wait_ready(READY_BOUND)?;
+        }
+        Ok(())
+    }
+
+    /// Starts one more proxy of a node beside the one that runs, as an upgrade does. It has a namespace of
+    /// its own, as each pod of a DaemonSet has, so that both can serve their admin ports. The caller owns it.
+    pub fn start_successor(
+        &mut self,
+        node: u8,
+        through: &[&str],
+        extra: &[(&str, &str)],
+    ) -> Result<NodeProxy> {
+        let count = self.started.saturating_add(1);
+        let space = Space::create(&format!("{}-proxy{count}", self.topology.prefix()))?;
+        self.start_proxy(node, &space, through, extra)
+    }
+
+    fn start_proxy(
+        &mut self,
+        node: u8,
+        space: &Space,
+        through: &[&str],
+        extra: &[(&str, &str)],
+    ) -> Result<NodeProxy> {
+        self.started = self.started.saturating_add(1);
+        let log = self.directory.0.join(format!("node{node}-{}", self.started));
+        let environment = self.environment(node, extra)?;
+        NodeProxy::start(NodePlan { binary: &self.plan.binary, through, space, environment, log })
+    }
+
+    /// Makes a proxy that the caller started the one of its node; gives the one before it.
+    pub fn take_over(&mut self, node: u8, successor: NodeProxy) -> Option<NodeProxy> {
+        let before = self.proxies.iter().position(|(number, _)| *number == node);
+        let before = before.map(|index| self.proxies.remove(index).1);
+        self.proxies.push((node, successor));
+        before
+    }
+
+    pub fn proxy(&self, node: u8) -> Result<&NodeProxy> {
+        let found = self.proxies.iter().find(|(number, _)| *number == node).map(|(_, proxy)| proxy);
+        found.with_context(|| format!("no proxy runs on node {node}"))
+    }
+
+    pub fn proxy_mut(&mut self, node: u8) -> Result<&mut NodeProxy> {
+        let found = self.proxies.iter_mut().find(|(number, _)| *number == node).map(|(_, proxy)| proxy);
+        found.with_context(|| format!("no proxy runs on node {node}"))
+    }
+
+    pub fn proxies(&self) -> impl Iterator<Item = &NodeProxy> {
+        self.proxies.iter().map(|(_, proxy)| proxy)
+    }
+
+    pub fn agent(&self, node: u8) -> Result<&Agent> {
+        let found = self.agents.iter().find(|(number, _)| *number == node).map(|(_, agent)| agent);
+        found.with_context(|| format!("no agent on node {node}"))
+    }
+
+    /// Ends the node's agent; gives its socket's path, where another may come up.
+    pub fn stop_agent(&mut self, node: u8) -> Result<PathBuf> {
+        let index = self.agents.iter().position(|(number, _)| *number == node);
+        let (_, agent) = self.agents.remove(index.with_context(|| format!("no agent on node {node}"))?);
+        Ok(agent.path().to_owned())
+    }
+
+    pub fn set_agent(&mut self, node: u8, agent: Agent) {
+        self.agents.push((node, agent));
+    }
+
+    /// Where the embedded certificate authority keeps its root.
+    pub fn authority(&self) -> PathBuf {
+        self.directory.0.join("ca")
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory.0
+    }
+
+    fn environment(&self, node: u8, extra: &[(&str, &str)]) -> Result<Vec<(String, String)>> {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let mut all: Vec<(String, String)> = vec![
+            ("LOCAL_XDS_PATH".to_owned(), text(self.mesh.path())),
+            ("FAKE_CA".to_owned(), "true".to_owned()),
+            ("RINGWAY_CA_DIR".to_owned(), text(&self.authority())),
+            ("XDS_ADDRESS".to_owned(), String::new()),
+            ("CA_ADDRESS".to_owned(), String::new()),
+            ("NODE_NAME".to_owned(), format!("node{node}")),
+            ("CLUSTER_ID".to_owned(), "Kubernetes".to_owned()),
+            ("INPOD_UDS".to_owned(), text(self.agent(node)?.path())),
+            ("LOG_FORMAT".to_owned(), "json".to_owned()),
+            // Names aren't captured in these clusters.
+            ("ISTIO_META_DNS_CAPTURE".to_owned(), "false".to_owned()),
+        ];
+        all.extend(self.plan.environment.iter().cloned());
+        all.extend(extra.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        Ok(all)
+    }
+}
+
+/// The pod as its node's CNI agent announces it.
+pub fn agent_pod(pod: &Pod) -> Result<AgentPod> {
+    Ok(AgentPod {
+        uid: format!("uid-{}", pod.name),
+        name: pod.name.clone(),
+        namespace: "default".to_owned(),
+        service_account: pod.name.clone(),
+        netns: pod.space.open()?,
+    })
+}
+
+/// A directory that is gone when the cluster is.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn create(name: &str) -> Result<Self> {
+        let path = std::env::temp_dir().join(name);
+        // What a dead process of the same number left.
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(path.join("ca")).with_context(|| format!("creating {}", path.display()))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if std::env::var_os("RINGWAY_KEEP").is_none() {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+}
