@@ -1,5 +1,5 @@
-//! The configuration: everything that the environment and the mesh's files can say, read once at start, checked whole,
-//! with all errors at once. Only `app` and `cli` see it; the data plane gets `bridge::settings::Settings`.
+//! The configuration: everything that the environment and the mesh's files can say, read once at start, checked
+//! whole, with all errors at once. Only `app` and `cli` see it; the data plane gets `bridge::settings::Settings`.
 
 mod dump;
 mod error;
