@@ -52,10 +52,9 @@ impl Socket {
         let _ = sys::io::shutdown(self.fd(), Shutdown::Write);
     }
 
-    /// Makes the close a reset.
+    /// Sends RST now, whoever else still holds the socket. Where it is over already, nothing happens.
     pub fn abort(&self) {
-        let _ = sys::io::set_linger_reset(self.fd());
-        let _ = sys::io::shutdown(self.fd(), Shutdown::Both);
+        let _ = sys::io::reset(self.fd());
     }
 
     /// Our own address, in canonical form.
