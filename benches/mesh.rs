@@ -1,6 +1,13 @@
 //! The decisions of one connection and the cost of one change, in a mesh of 100,000 workloads.
 //! The bench prints the memory a workload takes before it measures.
 
+#![allow(
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    clippy::print_stdout,
+    reason = "a bench stops where it can't go on"
+)]
+
 use std::hint::black_box;
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -142,7 +142,7 @@ impl Snapshot {
         if self.cidrs.is_empty() {
             return None;
         }
-        let mut best: Option<((bool, u8, bool), &Arc<Service>)> = None;
+        let mut best = None;
         let longest = if ip.is_ipv4() { 32 } else { 128 };
         for length in (0..=longest).rev() {
             let Ok(range) = IpNet::new(ip, length).map(|range| range.trunc()) else { continue };
@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(told(Some("b")).as_deref(), Some("b"));
         assert_eq!(told(Some("x")).as_deref(), Some("c"));
         assert_eq!(found(&all[..2], "10.1.0.1", Some("x")).as_deref(), Some("b"));
-        assert_eq!(found(&[hidden.clone()], "10.1.0.1", Some("x")), None);
+        assert_eq!(found(std::slice::from_ref(&hidden), "10.1.0.1", Some("x")), None);
         assert_eq!(found(&[hidden], "10.1.0.1", None).as_deref(), Some("a"));
     }
 
