@@ -99,7 +99,8 @@ fn resident_bytes() -> usize {
 }
 
 fn build(interner: &mut Interner) -> Snapshot {
-    let mut snapshot = Snapshot { synced: true, ..Snapshot::default() };
+    let mut snapshot = Snapshot::default();
+    snapshot.synced = true;
     let before = resident_bytes();
     // As pushes come: in slices, services first.
     for slice in 0..(WORKLOADS / 1_000) {
