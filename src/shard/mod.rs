@@ -5,6 +5,7 @@ pub mod buffers;
 pub mod closer;
 pub mod failure;
 pub mod gate;
+pub mod half_close;
 mod handover;
 pub mod link;
 pub mod meter;

@@ -221,9 +221,7 @@ impl PodWorld {
         self.doors.close();
         self.listeners.take();
         self.gate.close();
-        for tunnel in self.pool.tunnels() {
-            tunnel.abort();
-        }
+        self.pool.close();
         self.gate.emptied().await;
     }
 }

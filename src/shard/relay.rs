@@ -9,6 +9,7 @@ use std::rc::Rc;
 use crate::base::limits::RECORDS_A_TURN;
 use crate::shard::buffers::{Buffers, HEADROOM_BYTES, SLOT_PAYLOAD_BYTES, payload_places};
 use crate::shard::closer::{CloseReason, Closer};
+use crate::shard::half_close::HalfClose;
 use crate::shard::meter::{Meter, Way};
 use crate::shard::ready::{Woke, wait};
 use crate::shard::socket::Socket;
@@ -74,8 +75,9 @@ impl StreamRelay {
         let mut writable = pin!(None);
         let mut pumped = Pumped::WaitApp;
         let mut slots = 1;
+        let mut half_close = HalfClose::default();
         loop {
-            if let Some(ending) = self.over(pumped) {
+            if let Some(ending) = self.over(pumped, &mut half_close) {
                 return ending;
             }
             if pumped == Pumped::WaitApp && readable.is_none() {
@@ -105,7 +107,7 @@ impl StreamRelay {
     }
 
     /// Whether the connection is over after what is known now.
-    fn over(&self, pumped: Pumped) -> Option<Ending> {
+    fn over(&self, pumped: Pumped, half_close: &mut HalfClose) -> Option<Ending> {
         if let Some(reason) = self.closer.reason() {
             return Some(Ending::Closed(reason));
         }
@@ -118,7 +120,14 @@ impl StreamRelay {
             Some(Code::NO_ERROR) | None => {}
             Some(_) => return Some(Ending::Reset),
         }
-        (pumped == Pumped::Finished && self.stream.drained()).then_some(Ending::Finished)
+        match (pumped == Pumped::Finished, self.stream.drained()) {
+            (true, true) => Some(Ending::Finished),
+            (false, false) => None,
+            (true, false) | (false, true) => {
+                self.closer.mark_half_closed();
+                half_close.look(&[&self.app], &self.meter)
+            }
+        }
     }
 
     fn read(&self, scratch: &mut [u8], wanted: usize) -> io::Result<usize> {

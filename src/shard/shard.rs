@@ -107,6 +107,7 @@ impl Shard {
             for pod in pods {
                 pod.tick(now);
             }
+            self.table.tick();
             self.hand_over_lines();
             let millis = u64::try_from(now.duration_since(started).as_millis()).unwrap_or(u64::MAX);
             heartbeat.store(millis, Ordering::Relaxed);

@@ -8,6 +8,7 @@ use std::task::Poll;
 
 use crate::shard::buffers::Buffers;
 use crate::shard::closer::Closer;
+use crate::shard::half_close::HalfClose;
 use crate::shard::meter::{Meter, Way};
 use crate::shard::relay::Ending;
 use crate::shard::socket::Socket;
@@ -56,6 +57,7 @@ impl Splice {
         let signal = self.closer.signal();
         let mut up = Direction::new(Way::ToServer);
         let mut down = Direction::new(Way::ToClient);
+        let mut half_close = HalfClose::default();
         let mut client_readable = pin!(None);
         let mut client_writable = pin!(None);
         let mut server_readable = pin!(None);
@@ -67,7 +69,13 @@ impl Splice {
             match (up.state, down.state) {
                 (Flow::Failed, _) | (_, Flow::Failed) => return Ending::Reset,
                 (Flow::Ended, Flow::Ended) => return Ending::Finished,
-                _ => {}
+                (Flow::Open, Flow::Open) => {}
+                (Flow::Ended, Flow::Open) | (Flow::Open, Flow::Ended) => {
+                    self.closer.mark_half_closed();
+                    if let Some(ending) = half_close.look(&[&self.client, &self.server], &self.meter) {
+                        return ending;
+                    }
+                }
             }
             arm(client_readable.as_mut(), up.wants_read(), || self.client.readable());
             arm(server_writable.as_mut(), up.wants_write(), || self.server.writable());

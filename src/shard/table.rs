@@ -101,6 +101,13 @@ impl Table {
         closed
     }
 
+    /// Lets half-closed connections see whether they are over; called about once a second.
+    pub fn tick(&self) {
+        for (_, entry) in self.0.borrow().iter() {
+            entry.closer.nudge_half_closed();
+        }
+    }
+
     /// Everything, for one dump.
     pub fn report(&self) -> Vec<LiveConnection> {
         self.0.borrow().iter().map(|(_, entry)| entry.report()).collect()
