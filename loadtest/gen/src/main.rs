@@ -1,6 +1,7 @@
 //! ringway-gen: the load generator, the yardstick proxies, and the comparison of arms. No part of the product.
 
 mod authority;
+mod compare;
 mod load;
 mod netns;
 mod pattern;
@@ -52,6 +53,8 @@ enum Command {
     H2tokio(yardstick::Proxy),
     /// Plain relays.
     Hop2(yardstick::Proxy),
+    /// Compare arms, in network namespaces; needs root.
+    Compare(compare::Compare),
 }
 
 fn main() -> Result<()> {
@@ -71,6 +74,7 @@ fn main() -> Result<()> {
         Command::Mix(arguments) => run_here(mix::mix(arguments)),
         Command::H2tokio(proxy) => yardstick::h2tokio(proxy),
         Command::Hop2(proxy) => yardstick::hop2(proxy),
+        Command::Compare(compare) => compare.run(),
     }
 }
 

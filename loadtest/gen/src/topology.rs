@@ -189,7 +189,9 @@ fn run(command: &mut Command, input: &str) -> Result<()> {
         .stderr(Stdio::piped())
         .spawn()
         .with_context(|| format!("starting {command:?}"))?;
-    if let Some(mut stdin) = child.stdin.take() {
+    if let Some(mut stdin) = child.stdin.take()
+        && !input.is_empty()
+    {
         stdin.write_all(input.as_bytes())?;
         stdin.write_all(b"\n")?;
     }

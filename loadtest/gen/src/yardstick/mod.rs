@@ -8,7 +8,6 @@ pub mod log;
 pub mod outbound;
 pub mod pool;
 
-use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,9 +36,6 @@ pub struct Proxy {
     /// The pod's namespace.
     #[arg(long)]
     pub netns: PathBuf,
-    /// The pod's address.
-    #[arg(long)]
-    pub address: Ipv4Addr,
     /// Directory of the shared authority.
     #[arg(long)]
     pub authority: PathBuf,
