@@ -18,8 +18,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
-    CertificateError, ClientConfig, CommonState, DigitallySignedStruct, NamedGroup, RootCertStore, ServerConfig,
-    SignatureScheme,
+    CertificateError, ClientConfig, CommonState, DigitallySignedStruct, NamedGroup, RootCertStore,
+    ServerConfig, SignatureScheme,
 };
 
 pub const ROOT_FILE: &str = "yardstick-root.pem";
@@ -89,11 +89,9 @@ impl Credential {
 
     /// A server that demands a certificate of the same roots.
     pub fn server(&self, protocols: &[&str]) -> Result<ServerConfig> {
-        let verifier = WebPkiClientVerifier::builder_with_provider(
-            Arc::clone(&self.roots),
-            Arc::clone(&self.provider),
-        )
-        .build()?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(&self.roots), Arc::clone(&self.provider))
+                .build()?;
         let mut config = ServerConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_protocol_versions(&[&rustls::version::TLS13])?
             .with_client_cert_verifier(verifier)

@@ -35,11 +35,7 @@ pub fn original_destination(stream: &TcpStream) -> io::Result<SocketAddrV4> {
 }
 
 /// Connects from the pod; with `source`, the far side sees that address.
-pub async fn dial_from(
-    pod: &Namespace,
-    to: SocketAddrV4,
-    source: Option<Ipv4Addr>,
-) -> io::Result<TcpStream> {
+pub async fn dial_from(pod: &Namespace, to: SocketAddrV4, source: Option<Ipv4Addr>) -> io::Result<TcpStream> {
     let socket = pod.within(|| Socket::new(Domain::IPV4, Type::STREAM, Some(Protocol::TCP)))??;
     socket.set_mark(MARK)?;
     if let Some(source) = source.filter(|source| source != to.ip()) {

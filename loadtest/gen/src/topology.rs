@@ -102,16 +102,37 @@ impl Topology {
         format!("{}-{suffix}", self.name)
     }
 
-    fn link(&self, left: &str, left_device: &str, left_address: &str, right: &str, right_device: &str, right_address: &str) -> Result<()> {
+    fn link(
+        &self,
+        left: &str,
+        left_device: &str,
+        left_address: &str,
+        right: &str,
+        right_device: &str,
+        right_address: &str,
+    ) -> Result<()> {
         let (left_namespace, right_namespace) = (self.namespace(left), self.namespace(right));
         ip(&[
-            "link", "add", left_device, "netns", &left_namespace, "type", "veth", "peer", "name",
-            right_device, "netns", &right_namespace,
+            "link",
+            "add",
+            left_device,
+            "netns",
+            &left_namespace,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            right_device,
+            "netns",
+            &right_namespace,
         ])?;
         for (suffix, device, address) in
             [(left, left_device, left_address), (right, right_device, right_address)]
         {
-            self.batch(suffix, &[format!("addr add {address} dev {device}"), format!("link set {device} up")])?;
+            self.batch(
+                suffix,
+                &[format!("addr add {address} dev {device}"), format!("link set {device} up")],
+            )?;
         }
         Ok(())
     }

@@ -107,11 +107,8 @@ fn hand_over(peer: &Socket, side: Side, namespace: &Path) -> Result<()> {
     peer.set_read_timeout(Some(DEADLINE))?;
     peer.set_write_timeout(Some(DEADLINE))?;
     receive(peer).context("hello")?;
-    let info = Info {
-        name: side.name().into(),
-        namespace: "default".into(),
-        service_account: side.name().into(),
-    };
+    let info =
+        Info { name: side.name().into(), namespace: "default".into(), service_account: side.name().into() };
     let add = Add { uid: format!("{}-uid", side.name()), workload_info: Some(info) };
     send(peer, &PodRequest { add: Some(add), snapshot_sent: None }, Some(namespace))?;
     acknowledged(peer).context("add")?;
@@ -150,4 +147,46 @@ fn receive(peer: &Socket) -> Result<Vec<u8>> {
 #[expect(clippy::print_stderr, reason = "a command-line tool's complaint")]
 fn complain(side: Side, fault: &anyhow::Error) {
     eprintln!("agent of the {} node: {fault:#}", side.name());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, recvmsg};
+    use std::io::IoSliceMut;
+
+    #[test]
+    fn a_proxy_gets_hold_of_the_namespace_and_the_end_of_the_snapshot() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("agent.sock");
+        let agent = Agent::start(&path, Side::Server, "/proc/self/ns/net".into()).unwrap();
+        let proxy = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+        proxy.set_read_timeout(Some(DEADLINE)).unwrap();
+        proxy.connect(&SockAddr::unix(&path).unwrap()).unwrap();
+        proxy.send(&[0x08, 0x01]).unwrap();
+
+        let mut bytes = [0; DATAGRAM_BYTES];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let parts = &mut [IoSliceMut::new(&mut bytes)];
+        let length = recvmsg(&proxy, parts, &mut control, RecvFlags::empty()).unwrap().bytes;
+        let descriptors: usize = control
+            .drain()
+            .map(|message| {
+                let RecvAncillaryMessage::ScmRights(descriptors) = message else { return 0 };
+                descriptors.count()
+            })
+            .sum();
+        assert_eq!(descriptors, 1);
+        let add = PodRequest::decode(&bytes[..length]).unwrap().add.unwrap();
+        assert_eq!(add.workload_info.unwrap().service_account, "server");
+
+        let ack = PodResponse { ack: Some(Ack::default()) }.encode_to_vec();
+        assert_eq!(ack, [0x0a, 0x00]);
+        proxy.send(&ack).unwrap();
+        let snapshot = PodRequest::decode(receive(&proxy).unwrap().as_slice()).unwrap();
+        assert_eq!(snapshot, PodRequest { add: None, snapshot_sent: Some(Empty {}) });
+        proxy.send(&ack).unwrap();
+        drop(agent);
+    }
 }

@@ -163,7 +163,13 @@ impl Stage {
         .logged(&self.log(side))
     }
 
-    fn ringway(&self, side: Side, event_loop: &str, programs: &Programs, proxies: &mut Proxies) -> Result<()> {
+    fn ringway(
+        &self,
+        side: Side,
+        event_loop: &str,
+        programs: &Programs,
+        proxies: &mut Proxies,
+    ) -> Result<()> {
         let program = programs.ringway.as_deref().context("name the binary: --ringway or RINGWAY_BIN")?;
         let socket = self.directory.join(format!("{}.sock", side.node()));
         let agent = Agent::start(&socket, side, namespace_path(&self.topology.pod(side)))?;

@@ -25,6 +25,17 @@ use wire::Tap;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
+/// One of each kind of load.
+const SMOKE: [Scenario; 7] = [
+    Scenario::Up1,
+    Scenario::Down1,
+    Scenario::Rr1k16,
+    Scenario::Crr,
+    Scenario::Cold,
+    Scenario::Idle,
+    Scenario::ElephantMice,
+];
+
 /// Descriptors that each process may have: thousands of held connections, two for each in a proxy.
 const DESCRIPTORS: u64 = 65_536;
 
@@ -77,13 +88,15 @@ struct Report {
     held: u16,
     ratios: Vec<Ratio>,
     samples: Vec<Sample>,
+    failures: Vec<String>,
 }
 
 impl Compare {
     pub fn run(mut self) -> Result<()> {
         self.arms.dedup();
         if self.scenarios.is_empty() {
-            self.scenarios = Scenario::value_variants().to_vec();
+            let all = Scenario::value_variants();
+            self.scenarios = if self.smoke { SMOKE.to_vec() } else { all.to_vec() };
         }
         let base = self.base.unwrap_or_else(|| self.default_base());
         ensure!(self.arms.contains(&base), "the base {} is not among the arms", base.name());
@@ -102,9 +115,10 @@ impl Compare {
             stages.push(Stage::set(*arm, &programs).with_context(|| format!("setting up {}", arm.name()))?);
         }
         for stage in &stages {
-            check_wire(stage, &programs).with_context(|| format!("checking the wire of {}", stage.arm.name()))?;
+            check_wire(stage, &programs)
+                .with_context(|| format!("checking the wire of {}", stage.arm.name()))?;
         }
-        let samples = self.rounds(&stages, &programs, rounds, size)?;
+        let (samples, failures) = self.rounds(&stages, &programs, rounds, size)?;
         let ratios = table::ratios(&samples, &self.scenarios, &self.arms, base);
         let report = Report {
             mode: self.mode.to_possible_value().map_or_else(String::new, |mode| mode.get_name().to_owned()),
@@ -115,12 +129,22 @@ impl Compare {
             held: size.held,
             ratios,
             samples,
+            failures,
         };
-        self.write(&report)
+        self.write(&report)?;
+        ensure!(report.failures.is_empty(), "failed:\n{}", report.failures.join("\n"));
+        Ok(())
     }
 
-    fn rounds(&self, stages: &[Stage], programs: &Programs, rounds: u32, size: Size) -> Result<Vec<Sample>> {
-        let mut samples = Vec::new();
+    /// All samples, and what failed: an arm that fails a scenario must not hide the others.
+    fn rounds(
+        &self,
+        stages: &[Stage],
+        programs: &Programs,
+        rounds: u32,
+        size: Size,
+    ) -> Result<(Vec<Sample>, Vec<String>)> {
+        let (mut samples, mut failures) = (Vec::new(), Vec::new());
         for scenario in &self.scenarios {
             for round in 0..rounds {
                 let mut order: Vec<&Stage> = stages.iter().collect();
@@ -128,17 +152,25 @@ impl Compare {
                     order.reverse();
                 }
                 for stage in order {
-                    ensure!(!interrupted(), "interrupted");
                     let begun = Instant::now();
                     let what = format!("{} of {}, round {round}", scenario.name(), stage.arm.name());
-                    let figures = scenario.run(stage, programs, size).with_context(|| what.clone())?;
-                    progress(&format!("{what}: {}", brief(&figures)), begun);
-                    let scenario = scenario.name();
-                    samples.push(Sample { scenario, arm: stage.arm.name(), round, figures });
+                    let outcome = scenario.run(stage, programs, size);
+                    ensure!(!interrupted(), "interrupted");
+                    match outcome {
+                        Ok(figures) => {
+                            progress(&format!("{what}: {}", brief(&figures)), begun);
+                            let scenario = scenario.name();
+                            samples.push(Sample { scenario, arm: stage.arm.name(), round, figures });
+                        }
+                        Err(fault) => {
+                            progress(&format!("{what}: FAILED: {fault:#}"), begun);
+                            failures.push(format!("{what}: {fault:#}"));
+                        }
+                    }
                 }
             }
         }
-        Ok(samples)
+        Ok((samples, failures))
     }
 
     fn size(&self) -> (u32, Size) {

@@ -31,6 +31,8 @@ pub struct Ratio {
     pub least: Option<f64>,
     pub greatest: Option<f64>,
     pub rounds: usize,
+    /// Whether the goals are meant for this pair: the product beside the yardstick.
+    pub judged: bool,
 }
 
 /// All ratios to `base`, in the order of scenarios, arms and figures.
@@ -43,7 +45,8 @@ pub fn ratios(samples: &[Sample], scenarios: &[Scenario], arms: &[Arm], base: Ar
             let names = base_rounds.values().next().into_iter().flat_map(|figures| figures.keys());
             ratios.extend(names.map(|name| {
                 let pairs = pairs_of(&base_rounds, &arm_rounds, name);
-                let quotients = sorted(pairs.iter().filter(|(base, _)| *base > 0.0).map(|(base, arm)| arm / base));
+                let quotients =
+                    sorted(pairs.iter().filter(|(base, _)| *base > 0.0).map(|(base, arm)| arm / base));
                 Ratio {
                     scenario: scenario.clone(),
                     figure: name.clone(),
@@ -55,6 +58,7 @@ pub fn ratios(samples: &[Sample], scenarios: &[Scenario], arms: &[Arm], base: Ar
                     least: quotients.first().copied(),
                     greatest: quotients.last().copied(),
                     rounds: pairs.len(),
+                    judged: base == Arm::H2tokio && matches!(arm, Arm::Ringway | Arm::RingwayEpoll),
                 }
             }));
         }
@@ -62,10 +66,31 @@ pub fn ratios(samples: &[Sample], scenarios: &[Scenario], arms: &[Arm], base: Ar
     ratios
 }
 
+/// What the product is to reach, as ratios to the yardstick (design/measuring.md); lower is better in all.
+const GOALS: [(&str, &str, f64); 11] = [
+    ("up1", "cpu_s_per_gb", 0.60),
+    ("down1", "cpu_s_per_gb", 0.60),
+    ("up8", "cpu_s_per_gb", 0.60),
+    ("rr1", "p50_us", 0.9),
+    ("rr1", "p99_us", 0.9),
+    ("rr1k_16", "cpu_us_per_operation", 0.45),
+    ("rr1k_64", "cpu_us_per_operation", 0.45),
+    ("crr", "cpu_us_per_operation", 0.45),
+    ("idle", "held_bytes_per_connection", 0.4),
+    ("used_then_idle", "kept_bytes", 0.15),
+    ("elephant_mice", "p99_us", 0.9),
+];
+
+/// Figures that tell how a measurement went, not how an arm did: for the JSON only.
+const CONTEXT: [&str; 4] = ["load_cpu_share", "proxy_cpu_share", "held_bytes", "idle_cpu_ms_per_s"];
+
 /// The ratios as Markdown.
 pub fn markdown(ratios: &[Ratio]) -> String {
-    let mut table = String::from("| scenario | figure | arm | base | arm | ratio | spread |\n|---|---|---|--:|--:|--:|---|\n");
-    for ratio in ratios.iter().filter(|ratio| ratio.rounds > 0) {
+    let mut table = String::from(
+        "| scenario | figure | arm | base | arm | ratio | spread | goal |\n|---|---|---|--:|--:|--:|---|---|\n",
+    );
+    let shown = |ratio: &&Ratio| ratio.rounds > 0 && !CONTEXT.contains(&ratio.figure.as_str());
+    for ratio in ratios.iter().filter(shown) {
         let quotient = ratio.median.map_or_else(|| "-".into(), |median| format!("x{median:.2}"));
         let spread = match (ratio.least, ratio.greatest) {
             (Some(least), Some(greatest)) => format!("{least:.2}-{greatest:.2}"),
@@ -74,15 +99,30 @@ pub fn markdown(ratios: &[Ratio]) -> String {
         // Writing to a String does not fail.
         let _ = writeln!(
             table,
-            "| {} | {} | {} | {} | {} | {quotient} | {spread} |",
+            "| {} | {} | {} | {} | {} | {quotient} | {spread} | {} |",
             ratio.scenario,
             ratio.figure,
             ratio.arm,
             short(ratio.base_median),
             short(ratio.arm_median),
+            goal(ratio),
         );
     }
     table
+}
+
+fn goal(ratio: &Ratio) -> String {
+    if !ratio.judged {
+        return String::new();
+    }
+    let known =
+        GOALS.iter().find(|(scenario, figure, _)| *scenario == ratio.scenario && *figure == ratio.figure);
+    match (known, ratio.median) {
+        (Some((_, _, goal)), Some(median)) => {
+            format!("{goal} {}", if median <= *goal { "met" } else { "missed" })
+        }
+        (None, _) | (_, None) => String::new(),
+    }
 }
 
 fn rounds_of<'a>(samples: &'a [Sample], scenario: &str, arm: Arm) -> BTreeMap<u32, &'a Figures> {
@@ -142,16 +182,16 @@ mod tests {
         let ratios = ratios(&samples, &[Scenario::Up1], &[Arm::H2tokio, Arm::Ringway], Arm::H2tokio);
         let [ratio] = &ratios[..] else { panic!("{ratios:?}") };
         assert_eq!((ratio.median, ratio.least, ratio.greatest), (Some(0.5), Some(0.5), Some(0.9)));
-        assert!(markdown(&ratios).contains("| up1 | cpu_s_per_gb | ringway | 2.00 | 1.80 | x0.50 | 0.50-0.90 |"));
+        assert!(
+            markdown(&ratios)
+                .contains("| up1 | cpu_s_per_gb | ringway | 2.00 | 1.80 | x0.50 | 0.50-0.90 | 0.6 met |")
+        );
     }
 
     #[test]
     fn a_round_that_only_one_arm_finished_does_not_count() {
-        let samples = [
-            sample(Arm::H2tokio, 0, 0.0),
-            sample(Arm::Ringway, 0, 1.0),
-            sample(Arm::H2tokio, 1, 4.0),
-        ];
+        let samples =
+            [sample(Arm::H2tokio, 0, 0.0), sample(Arm::Ringway, 0, 1.0), sample(Arm::H2tokio, 1, 4.0)];
         let ratios = ratios(&samples, &[Scenario::Up1], &[Arm::H2tokio, Arm::Ringway], Arm::H2tokio);
         assert_eq!((ratios[0].rounds, ratios[0].median), (1, None));
     }

@@ -65,7 +65,9 @@ fn watch(mut socket: &Socket, stop: &AtomicBool) -> Seen {
     let mut packet = vec![0; PACKET_BYTES];
     let mut seen = Seen::default();
     while !stop.load(Ordering::Relaxed) {
-        let Some(bytes) = socket.read(&mut packet).ok().and_then(|length| packet.get(..length)) else { continue };
+        let Some(bytes) = socket.read(&mut packet).ok().and_then(|length| packet.get(..length)) else {
+            continue;
+        };
         seen.packets += 1;
         seen.markers += u64::from(holds(bytes, &MARKER));
         seen.hbone_records += u64::from(is_hbone_record(bytes));

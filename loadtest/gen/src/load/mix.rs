@@ -69,10 +69,8 @@ pub async fn mix(mix: Mix) -> Result<()> {
 /// A mouse that can't even connect beside the others counts as unanswered.
 async fn mouse(requests: Requests, tally: SharedTally) {
     let patience = requests.target.duration();
-    let opening = Opening::Exchange {
-        request_bytes: requests.request_bytes,
-        response_bytes: requests.response_bytes,
-    };
+    let opening =
+        Opening::Exchange { request_bytes: requests.request_bytes, response_bytes: requests.response_bytes };
     let opened = tokio::time::timeout(patience, requests.target.open(opening, &tally)).await;
     match opened {
         Ok(Ok(stream)) => kept(stream, requests, tally).await,

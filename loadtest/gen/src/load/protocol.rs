@@ -39,7 +39,8 @@ impl Opening {
     }
 
     pub fn decode(bytes: &[u8; OPENING_BYTES]) -> Option<Self> {
-        let mut words = bytes.chunks_exact(4).filter_map(|word| Some(u32::from_be_bytes(word.try_into().ok()?)));
+        let mut words =
+            bytes.chunks_exact(4).filter_map(|word| Some(u32::from_be_bytes(word.try_into().ok()?)));
         let (magic, operation) = (words.next()?, words.next()?);
         let (first, second) = (words.next()?, words.next()?);
         match (magic, operation) {
@@ -54,7 +55,10 @@ impl Opening {
 }
 
 /// Sends the opening and returns the address that the server saw.
-pub async fn open(stream: &mut (impl AsyncRead + AsyncWrite + Unpin), opening: Opening) -> io::Result<Ipv4Addr> {
+pub async fn open(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    opening: Opening,
+) -> io::Result<Ipv4Addr> {
     stream.write_all(&opening.encode()).await?;
     let mut answer = [0; ANSWER_BYTES];
     stream.read_exact(&mut answer).await?;

@@ -229,7 +229,12 @@ async fn exchange(stream: &mut TcpStream, requests: &Requests) -> io::Result<()>
 }
 
 /// Connects, exchanges once and closes in order.
-async fn once(requests: &Requests, from: Option<Ipv4Addr>, to: SocketAddrV4, tally: &SharedTally) -> io::Result<()> {
+async fn once(
+    requests: &Requests,
+    from: Option<Ipv4Addr>,
+    to: SocketAddrV4,
+    tally: &SharedTally,
+) -> io::Result<()> {
     let mut stream = open_from(from, to, requests.opening(), tally).await?;
     exchange(&mut stream, requests).await?;
     stream.shutdown().await?;

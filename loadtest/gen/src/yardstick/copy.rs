@@ -24,14 +24,14 @@ pub async fn tunnel(
     mut receive: RecvStream,
 ) -> io::Result<(u64, u64)> {
     let (mut reader, mut writer) = socket.split();
-    let (up, down) =
-        tokio::join!(to_tunnel(&mut reader, &mut send), from_tunnel(&mut receive, &mut writer));
+    let (up, down) = tokio::join!(to_tunnel(&mut reader, &mut send), from_tunnel(&mut receive, &mut writer));
     Ok((normal_end(up)?, normal_end(down)?))
 }
 
 /// Relays between two sockets.
 pub async fn sockets(mut left: TcpStream, mut right: TcpStream) -> io::Result<(u64, u64)> {
-    let ((mut left_reader, mut left_writer), (mut right_reader, mut right_writer)) = (left.split(), right.split());
+    let ((mut left_reader, mut left_writer), (mut right_reader, mut right_writer)) =
+        (left.split(), right.split());
     let (up, down) = tokio::join!(
         between(&mut left_reader, &mut right_writer),
         between(&mut right_reader, &mut left_writer)
@@ -105,7 +105,9 @@ fn room(moved: u64) -> usize {
 fn normal_end(direction: io::Result<u64>) -> io::Result<u64> {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected, UnexpectedEof};
     match direction {
-        Err(fault) if matches!(fault.kind(), BrokenPipe | ConnectionReset | NotConnected | UnexpectedEof) => Ok(0),
+        Err(fault) if matches!(fault.kind(), BrokenPipe | ConnectionReset | NotConnected | UnexpectedEof) => {
+            Ok(0)
+        }
         other => other,
     }
 }

@@ -73,8 +73,8 @@ impl AccessLog {
 fn write_lines(queue: &Receiver<String>) {
     let mut out = BufWriter::new(std::io::stdout());
     while let Ok(line) = queue.recv() {
-        let batch = std::iter::once(line).chain(queue.try_iter().take(63));
-        let written = batch.map(|line| out.write_all(line.as_bytes())).collect::<Result<(), _>>();
+        let mut batch = std::iter::once(line).chain(queue.try_iter().take(63));
+        let written = batch.try_for_each(|line| out.write_all(line.as_bytes()));
         if written.and_then(|()| out.flush()).is_err() {
             return;
         }

@@ -58,16 +58,18 @@ pub struct Pod {
 
 /// The HBONE pair: tokio, tokio-rustls, h2.
 pub fn h2tokio(proxy: Proxy) -> Result<()> {
-    run(proxy, |pod| async move {
-        tokio::try_join!(outbound::run(Arc::clone(&pod)), inbound::run(pod)).map(drop)
-    })
+    run(
+        proxy,
+        |pod| async move { tokio::try_join!(outbound::run(Arc::clone(&pod)), inbound::run(pod)).map(drop) },
+    )
 }
 
 /// Two plain relays.
 pub fn hop2(proxy: Proxy) -> Result<()> {
-    run(proxy, |pod| async move {
-        tokio::try_join!(hop::outbound(Arc::clone(&pod)), hop::inbound(pod)).map(drop)
-    })
+    run(
+        proxy,
+        |pod| async move { tokio::try_join!(hop::outbound(Arc::clone(&pod)), hop::inbound(pod)).map(drop) },
+    )
 }
 
 fn run<F: Future<Output = Result<()>>>(proxy: Proxy, serve: impl FnOnce(Arc<Pod>) -> F) -> Result<()> {

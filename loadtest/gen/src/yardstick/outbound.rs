@@ -46,7 +46,12 @@ pub async fn run(pod: Arc<Pod>) -> Result<()> {
     }
 }
 
-async fn connection(socket: TcpStream, from: SocketAddrV4, to: SocketAddrV4, pool: &Pool) -> Result<(u64, u64)> {
+async fn connection(
+    socket: TcpStream,
+    from: SocketAddrV4,
+    to: SocketAddrV4,
+    pool: &Pool,
+) -> Result<(u64, u64)> {
     let mut place = pool.place(*from.ip(), *to.ip()).await?;
     let (send, receive) = connect(&mut place, from, to).await?;
     Ok(copy::tunnel(socket, send, receive).await?)

@@ -55,9 +55,8 @@ impl Pool {
     /// A place on a tunnel to the proxy of `to`; dials if all are full.
     pub async fn place(&self, source: Ipv4Addr, to: Ipv4Addr) -> Result<Place> {
         let key = (source, SocketAddrV4::new(to, HBONE_PORT));
-        let known = Arc::clone(
-            self.tunnels.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default(),
-        );
+        let known =
+            Arc::clone(self.tunnels.lock().unwrap_or_else(PoisonError::into_inner).entry(key).or_default());
         let mut tunnels = known.lock().await;
         let mut at = 0;
         while let Some(tunnel) = tunnels.get(at) {
