@@ -43,3 +43,15 @@ pub const TUNNEL_BACKLOG_BYTES: usize = 512 * 1024;
 
 /// Header block of one request or response, as sent on the wire, CONTINUATION included.
 pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
+
+// TLS
+/// Records one AES-GCM key may seal (RFC 8446 section 5.5, with the margin of rustls): past it confidentiality erodes.
+pub const KEY_RECORDS: u64 = 1 << 24;
+/// Records after which a sealer asks for a new key: half the limit, minutes at 100,000 records a second.
+pub const KEY_UPDATE_AFTER_RECORDS: u64 = 1 << 23;
+/// Key updates, tickets and warnings a peer may send in a row without data: each costs it little and us a key.
+pub const UPKEEP_MESSAGES_IN_A_ROW: u8 = 32;
+/// A session ticket that is read over (two vectors of 64 KiB are legal, nobody sends them).
+pub const TICKET_BYTES: usize = 65_535;
+/// What a peer may send until its handshake is done: the longest sane certificate chain is a fifth of it.
+pub const HANDSHAKE_BYTES: usize = 128 * 1024;

@@ -1,0 +1,9 @@
+//! TLS against rustls itself: real handshakes and records over pipes in memory, cut at random. Each random test
+//! prints its seed; `RINGWAY_SEED` repeats it.
+
+mod handshake;
+mod peers;
+mod record;
+mod refusal;
+mod stream;
+mod upkeep;
