@@ -1,16 +1,14 @@
-//! A certificate authority in a directory, shared by the yardstick's two processes, and their TLS configurations:
-//! TLS 1.3 with one cipher and one group, so that every arm does the same work.
+//! The yardstick's TLS: certificates of the product's own embedded authority, TLS 1.3 with one cipher and one
+//! group, so that every arm does the same work.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use rcgen::string::Ia5String;
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose, SanType,
-};
+use ringway::mesh::identity::Identity;
+use ringway::tls::cert::Authority;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
@@ -22,20 +20,9 @@ use rustls::{
     ServerConfig, SignatureScheme,
 };
 
-pub const ROOT_FILE: &str = "yardstick-root.pem";
-const ROOT_KEY_FILE: &str = "yardstick-root-key.pem";
-
-/// Writes a new authority into `directory`.
-pub fn create(directory: &Path) -> Result<()> {
-    let mut params = CertificateParams::new(Vec::<String>::new())?;
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    params.distinguished_name.push(rcgen::DnType::OrganizationName, "cluster.local");
-    let root = CertifiedIssuer::self_signed(params, KeyPair::generate()?)?;
-    std::fs::write(directory.join(ROOT_FILE), root.pem())?;
-    std::fs::write(directory.join(ROOT_KEY_FILE), root.key().serialize_pem())?;
-    Ok(())
-}
+/// As the product's leaves.
+const LEAF_TTL: Duration = Duration::from_secs(24 * 3_600);
+const TRUST_DOMAIN: &str = "cluster.local";
 
 /// One identity's certificate and the roots it trusts.
 pub struct Credential {
@@ -46,24 +33,16 @@ pub struct Credential {
 }
 
 impl Credential {
-    /// Issues a leaf for `identity` (a SPIFFE URI) by the authority in `directory`.
+    /// Issues a leaf for `identity` (a SPIFFE URI) by the authority in `directory`, made if it isn't there.
     pub fn issue(directory: &Path, identity: &str) -> Result<Self> {
-        let root_pem = std::fs::read_to_string(directory.join(ROOT_FILE)).context("the authority's root")?;
-        let root_key = KeyPair::from_pem(&std::fs::read_to_string(directory.join(ROOT_KEY_FILE))?)?;
-        let issuer = Issuer::from_ca_cert_pem(&root_pem, root_key)?;
-        let key = KeyPair::generate()?;
-        let mut params = CertificateParams::new(Vec::<String>::new())?;
-        params.distinguished_name = rcgen::DistinguishedName::new();
-        params.subject_alt_names = vec![SanType::URI(Ia5String::try_from(identity)?)];
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        let leaf = params.signed_by(&key, &issuer)?;
+        let identity: Identity = identity.parse().with_context(|| identity.to_owned())?;
+        let issued = Authority::open(directory, TRUST_DOMAIN)?.issue(&identity, LEAF_TTL)?;
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(root_pem.as_bytes())?)?;
+        roots.add(CertificateDer::from_pem_slice(issued.roots_pem.as_bytes())?)?;
+        let chain = CertificateDer::pem_slice_iter(issued.chain_pem.as_bytes());
         Ok(Self {
-            chain: vec![leaf.der().clone()],
-            key: PrivateKeyDer::try_from(key.serialize_der()).map_err(anyhow::Error::msg)?,
+            chain: chain.collect::<Result<_, _>>()?,
+            key: PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes())?,
             roots: Arc::new(roots),
             provider: Arc::new(provider()),
         })

@@ -9,9 +9,10 @@ mod sockets;
 mod topology;
 mod yardstick;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
+use authority::Credential;
 use clap::Parser;
 use load::client::run_here;
 use load::{bulk, mix, requests, serve, tls};
@@ -61,12 +62,12 @@ fn main() -> Result<()> {
     match Command::parse() {
         Command::Serve { port, tls: None } => run_here(serve::serve(port)),
         Command::Serve { port, tls: Some(directory) } => {
-            tls::serve(port, credential(&directory, TLS_SERVER)?.server(&[])?)
+            tls::serve(port, Credential::issue(&directory, TLS_SERVER)?.server(&[])?)
         }
         Command::Bulk(arguments) => run_here(bulk::bulk(arguments)),
         Command::Rr { requests, tls: None } => run_here(requests::rr(requests)),
         Command::Rr { requests, tls: Some(directory) } => {
-            tls::rr(&requests, credential(&directory, TLS_CLIENT)?.client(TLS_SERVER, &[])?)
+            tls::rr(&requests, Credential::issue(&directory, TLS_CLIENT)?.client(TLS_SERVER, &[])?)
         }
         Command::Crr(arguments) => run_here(requests::crr(arguments)),
         Command::Cold(arguments) => run_here(requests::cold(arguments)),
@@ -76,12 +77,4 @@ fn main() -> Result<()> {
         Command::Hop2(proxy) => yardstick::hop2(proxy),
         Command::Compare(compare) => compare.run(),
     }
-}
-
-fn credential(directory: &Path, identity: &str) -> Result<authority::Credential> {
-    if !directory.join(authority::ROOT_FILE).exists() {
-        std::fs::create_dir_all(directory)?;
-        authority::create(directory)?;
-    }
-    authority::Credential::issue(directory, identity)
 }

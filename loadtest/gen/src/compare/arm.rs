@@ -7,7 +7,6 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::agent::Agent;
 use super::process::{Launch, Process, Usage};
-use crate::authority;
 use crate::topology::{SERVER, Side, Topology, namespace_path};
 
 const READY_DEADLINE: Duration = Duration::from_secs(20);
@@ -93,7 +92,6 @@ impl Stage {
     pub fn set(arm: Arm, programs: &Programs) -> Result<Self> {
         let directory = programs.directory.join(arm.name());
         std::fs::create_dir_all(&directory)?;
-        authority::create(&directory)?;
         let topology = Topology::build(&format!("{}", arm as u8), arm.is_captured())?;
         let server = Launch {
             namespace: &topology.pod(Side::Server),
@@ -140,6 +138,11 @@ impl Stage {
         self.directory.join(format!("{}.log", side.node()))
     }
 
+    /// Where the embedded authority of both nodes lives.
+    fn authority(&self) -> PathBuf {
+        self.directory.join("ca")
+    }
+
     fn yardstick(&self, name: &str, side: Side, programs: &Programs) -> Result<Process> {
         let other = if side == Side::Client { Side::Server } else { Side::Client };
         let arguments = [
@@ -147,7 +150,7 @@ impl Stage {
             "--netns",
             &text(&namespace_path(&self.topology.pod(side))),
             "--authority",
-            &text(&self.directory),
+            &text(&self.authority()),
             "--identity",
             &identity(side),
             "--peer-identity",
@@ -175,12 +178,10 @@ impl Stage {
         let agent = Agent::start(&socket, side, namespace_path(&self.topology.pod(side)))?;
         let mesh = self.directory.join("mesh.yaml");
         std::fs::write(&mesh, mesh_file())?;
-        let authority = self.directory.join("ca");
-        std::fs::create_dir_all(&authority)?;
         let environment = [
             ("LOCAL_XDS_PATH", text(&mesh)),
             ("FAKE_CA", "true".into()),
-            ("RINGWAY_CA_DIR", text(&authority)),
+            ("RINGWAY_CA_DIR", text(&self.authority())),
             ("XDS_ADDRESS", String::new()),
             ("CA_ADDRESS", String::new()),
             ("NODE_NAME", side.node().into()),
@@ -200,18 +201,37 @@ impl Stage {
         Ok(())
     }
 
+    /// The end of each node's log.
+    fn last_words(&self) -> String {
+        const LINES: usize = 8;
+        let mut words = String::new();
+        for side in [Side::Client, Side::Server] {
+            let log = std::fs::read_to_string(self.log(side)).unwrap_or_default();
+            let last: Vec<&str> = log.lines().rev().take(LINES).collect();
+            for line in last.iter().rev() {
+                words.push_str(&format!("  {}: {line}\n", side.node()));
+            }
+        }
+        words
+    }
+
     fn wait_until_through(&self, programs: &Programs, proxies: &mut Proxies) -> Result<()> {
         let end = Instant::now() + READY_DEADLINE;
         loop {
             if proxies.processes.iter_mut().any(|process| !process.is_running()) {
-                bail!("a proxy of {} ended at once; see {}", self.arm.name(), self.directory.display());
+                bail!("a proxy of {} ended at once:\n{}", self.arm.name(), self.last_words());
             }
             let arguments = ["rr", "--to", &format!("{SERVER}:{SERVER_PORT}"), "--seconds", "0"];
             let mut probe = self.load(&arguments.map(str::to_owned), programs)?;
             if probe.line(READY_DEADLINE).is_ok() {
                 return Ok(());
             }
-            ensure!(Instant::now() < end, "no request gets through {}", self.arm.name());
+            ensure!(
+                Instant::now() < end,
+                "no request gets through {}:\n{}",
+                self.arm.name(),
+                self.last_words()
+            );
             std::thread::sleep(Duration::from_millis(100));
         }
     }

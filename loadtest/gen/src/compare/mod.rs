@@ -93,7 +93,13 @@ struct Report {
 
 impl Compare {
     pub fn run(mut self) -> Result<()> {
-        self.arms.dedup();
+        let mut seen = Vec::new();
+        self.arms.retain(|arm| {
+            !seen.contains(arm) && {
+                seen.push(*arm);
+                true
+            }
+        });
         if self.scenarios.is_empty() {
             let all = Scenario::value_variants();
             self.scenarios = if self.smoke { SMOKE.to_vec() } else { all.to_vec() };

@@ -167,8 +167,10 @@ impl Usage {
         let exact = Duration::from_nanos(run_ns).as_secs_f64();
         let coarse = process_seconds(&read(Path::new(&format!("/proc/{pid}/stat"))));
         let cpu_seconds = if coarse > exact * 1.01 + 0.05 { coarse } else { exact };
+        // Resident, not proportional: the load client shares the yardstick's program file, and its coming and
+        // going must not show.
         let memory = read(Path::new(&format!("/proc/{pid}/smaps_rollup")));
-        Self { cpu_seconds, wakeups, memory_bytes: field(&memory, "Pss:") * 1024 }
+        Self { cpu_seconds, wakeups, memory_bytes: field(&memory, "Rss:") * 1024 }
     }
 }
 
