@@ -83,9 +83,9 @@ impl Scenario {
                 "--exchanges",
                 "4",
                 "--request-bytes",
-                "16384",
+                "1024",
                 "--response-bytes",
-                "16384",
+                "1024",
             ],
             Self::SlowReader => &["mix", "--unread", "8", "--connections", "4", "--rate", "100"],
             Self::ElephantMice => {
