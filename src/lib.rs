@@ -2,8 +2,11 @@
 //!
 //! Reading order: `mesh::route`, `mesh::admit`, `path::outbound`, `shard::shard`, `app`.
 
+pub mod app;
 pub mod base;
 pub mod bridge;
+pub mod cli;
+pub mod config;
 pub mod control;
 pub mod mesh;
 pub mod path;

@@ -44,6 +44,75 @@ pub const TUNNEL_BACKLOG_BYTES: usize = 512 * 1024;
 /// Header block of one request or response, as sent on the wire, CONTINUATION included.
 pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
 
+// shard
+/// How often deadlines of tunnels and half-closed connections are looked at.
+pub const TICK_MS: u64 = 1_000;
+/// Pause before a report is posted again to a full mailbox.
+pub const MAILBOX_RETRY_MS: u64 = 10;
+/// How long the end of a pod's tasks may take once they are told.
+pub const FORCED_END_MS: u64 = 2_000;
+/// Tunnels tried for one stream where each turns out full or going away.
+pub const TUNNEL_TRIES: usize = 4;
+// control: the control thread, the CNI agent, the certificate authority, the servers.
+
+/// One message of the CNI agent, and one answer: both sides read into a buffer of this size.
+pub const ZDS_MESSAGE_BYTES: usize = 1_024;
+/// How long a pod's shards have to put its listeners up, or to let go: the agent gives up on an answer after 5 s
+/// and would take a later one for the answer to its next message.
+pub const POD_ORDER_DEADLINE_MS: u64 = 4_000;
+/// Pause before pods that failed to start are tried again (the reference's value).
+pub const POD_RETRY_MS: u64 = 5_000;
+/// First and last pause between attempts to reach the CNI agent's socket (the reference's values).
+pub const CNI_CONNECT_BACKOFF_FIRST_MS: u64 = 20;
+pub const CNI_CONNECT_BACKOFF_LAST_MS: u64 = 15_000;
+/// First pause after a connection to the agent that came to nothing: before the first readiness, and after it.
+pub const CNI_SESSION_BACKOFF_FIRST_MS: u64 = 500;
+pub const CNI_SESSION_BACKOFF_AGAIN_MS: u64 = 5;
+/// An agent that accepted but doesn't go on with its snapshot is called again after this; doubles up to the last,
+/// so that an agent which needs minutes still gets through.
+pub const CNI_SILENCE_FIRST_MS: u64 = 10_000;
+pub const CNI_SILENCE_LAST_MS: u64 = 160_000;
+/// Letters from the control thread that the CNI thread hasn't read: two reports a shard for each pod of a node.
+pub const CNI_LETTERS_QUEUED: usize = 16_384;
+
+/// Pause between looks at the source files, and of the control thread's other regular work.
+pub const CONTROL_TICK_MS: u64 = 100;
+pub const SOURCE_POLL_MS: u64 = 500;
+/// A shard that didn't answer for this long makes the process unready.
+pub const HEARTBEAT_MS: u64 = 5_000;
+/// After the grace of a drain, shards have this long to report that nothing is left.
+pub const DRAIN_REPORT_MS: u64 = 2_000;
+
+/// Identities signed before other work of the control thread gets its turn (a P-256 key and signature: 0.2 ms).
+pub const SIGNINGS_A_TURN: usize = 16;
+/// First and last pause after a failed signing (the reference's values).
+pub const SIGNING_BACKOFF_FIRST_MS: u64 = 1_000;
+pub const SIGNING_BACKOFF_LAST_MS: u64 = 150_000;
+/// Identities kept that no local workload has: those asked for by connections of workloads not known as local.
+pub const IDENTITIES_KEPT: usize = 16_384;
+
+/// Headers of an HTTP request to the readiness, metrics or admin port must be here by then (the reference's value).
+pub const HTTP_HEADER_DEADLINE_MS: u64 = 2_000;
+/// Read buffer of one HTTP connection (the reference's value).
+pub const HTTP_BUFFER_BYTES: usize = 8_192;
+/// Connections of one HTTP server at a time: probes, a scraper or two, an operator.
+pub const HTTP_CONNECTIONS: usize = 64;
+/// How long a scrape or a dump waits for the shards' answers.
+pub const SHARD_ANSWER_DEADLINE_MS: u64 = 1_000;
+// The kernel (sys).
+/// Descriptors that one CNI message may carry before the kernel cuts them off; one is right, more is an error.
+pub const CNI_DESCRIPTORS_A_MESSAGE: usize = 4;
+/// A message to the CNI agent that can't be sent within its own time limit is of no use to it (reference B.3).
+pub const CNI_SEND_DEADLINE_MS: u64 = 5_000;
+/// Entries of the ring that is made only to see whether rings may be made.
+pub const RING_PROBE_ENTRIES: u32 = 8;
+/// One read of a netlink dump: the kernel fills at most 32 KiB.
+pub const NETLINK_READ_BYTES: usize = 32 * 1024;
+/// How long a steered listener goes on accepting before it closes: a handshake that began before the steering may
+/// need one retransmission (1 s, RFC 6298 section 2) before it arrives.
+pub const HANDOVER_LINGER_MS: u64 = 1_500;
+/// Spare descriptors of the control thread: readiness, admin, metrics, the CNI socket and a pod's namespace.
+pub const RESERVED_DESCRIPTORS: usize = 8;
 // TLS
 /// Records one AES-GCM key may seal (RFC 8446 section 5.5, with the margin of rustls): past it confidentiality erodes.
 pub const KEY_RECORDS: u64 = 1 << 24;
@@ -55,3 +124,58 @@ pub const UPKEEP_MESSAGES_IN_A_ROW: u8 = 32;
 pub const TICKET_BYTES: usize = 65_535;
 /// What a peer may send until its handshake is done: the longest sane certificate chain is a fifth of it.
 pub const HANDSHAKE_BYTES: usize = 128 * 1024;
+// wire::h2
+/// CONTINUATION frames of one header block: a block within its bound needs one, a flood of empty ones needs
+/// no bytes.
+pub const CONTINUATIONS_A_BLOCK: u32 = 32;
+/// Streams a peer resets: a pod that drops all 200 streams a few times a second is still at work.
+pub const RESETS_A_SECOND: u32 = 2_000;
+/// Streams reset before their answer: each has cost a decision and a dial (CVE-2023-44487); twice what we
+/// offer.
+pub const UNANSWERED_RESETS_A_SECOND: u32 = 400;
+/// Streams refused or malformed: each costs us a decoded header block and an answer.
+pub const STREAM_ERRORS_A_SECOND: u32 = 400;
+/// PING, SETTINGS, PRIORITY, unknown frames and frames of closed streams: far above what any peer at work
+/// sends.
+pub const OVERHEAD_FRAMES_A_SECOND: u32 = 10_000;
+/// DATA frames with neither payload nor END_STREAM; no known peer sends even two.
+pub const EMPTY_DATA_FRAMES_IN_A_ROW: u32 = 100;
+/// WINDOW_UPDATE frames a peer may send before we sent anything.
+pub const WINDOW_UPDATES_AT_START: u32 = 1_000;
+/// WINDOW_UPDATE frames earned by each frame we send: one for the stream and one for the connection, twice.
+pub const WINDOW_UPDATES_A_FRAME: u32 = 4;
+/// One more WINDOW_UPDATE is earned by so much payload: Go's client tells every 4 KiB on both levels.
+pub const WINDOW_UPDATE_WORTH_BYTES: u32 = 1_024;
+/// Answers (PING and SETTINGS acks, RST_STREAM, connection credit) that wait while the peer doesn't read.
+pub const REPLIES_WAITING_BYTES: usize = 64 * 1024;
+/// Largest SETTINGS frame: 256 pairs, six are defined.
+pub const SETTINGS_FRAME_BYTES: u32 = 1_536;
+/// Largest GOAWAY frame: its debug data is read over.
+pub const GOAWAY_FRAME_BYTES: u32 = 16_384;
+/// A stream's window doubles if half of it went by in less: then a round trip of this order may be holding it
+/// back.
+pub const WINDOW_GROWTH_MS: u32 = 200;
+/// Streams we reset whose late frames are told from a peer's mistake; older ones are forgiven without a look.
+pub const RESETS_REMEMBERED: usize = 256;
+/// Streams opened before the peer's SETTINGS say how many it takes (RFC 9113 section 6.5.2 advises 100 or
+/// more).
+pub const STREAMS_BEFORE_SETTINGS: u32 = 100;
+/// The HPACK table a peer may use until it acknowledged that ours is 0 (RFC 7541 section 4.2, RFC 9113
+/// section 6.5.2).
+pub const HPACK_TABLE_BYTES: usize = 4_096;
+/// Scratch space a decoder keeps between header blocks; an idle connection should hold next to nothing.
+pub const HPACK_SCRATCH_KEPT_BYTES: usize = 512;
+// mesh: snapshot and files
+/// Workloads of one address or service that are kept as an array; above it a persistent set costs less a change.
+pub const GROUP_ARRAY_WORKLOADS: usize = 16;
+/// A local configuration file; 100,000 workloads take about 50 MB of YAML.
+pub const LOCAL_CONFIG_BYTES: u64 = 256 * 1024 * 1024;
+// Logs.
+/// Entries (a line of the control thread, or a shard's batch) that wait for standard output (the reference's value).
+pub const LOG_LINES_QUEUED: usize = 10_000;
+/// Entries written with one call (the reference's value).
+pub const LOG_LINES_A_WRITE: usize = 64;
+/// How long the control thread waits for room in a full queue before a line is dropped.
+pub const LOG_LINES_WAIT_MS: u64 = 100;
+/// How long the end of the process waits for the last lines (the reference's value).
+pub const LOGS_FINISH_MS: u64 = 1_000;

@@ -30,10 +30,13 @@ pub struct Identities(ArcSwap<Map>);
 impl Identities {
     /// The standing of an identity, `None` where nobody asked for it yet. Expired certificates are not available.
     pub fn lookup(&self, identity: &Identity, now: SystemTime) -> Option<Standing> {
-        match self.0.load().get(identity)? {
-            Standing::Available(credential) if credential.not_after() <= now => Some(Standing::Initializing),
-            standing => Some(standing.clone()),
+        let standing = self.0.load().get(identity)?.clone();
+        if let Standing::Available(credential) = &standing
+            && credential.not_after() <= now
+        {
+            return Some(Standing::Initializing);
         }
+        Some(standing)
     }
 
     pub fn set(&self, identity: Identity, standing: Standing) {

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use crossbeam::channel::{Sender, TrySendError};
 
+pub use crate::base::level::Level;
+
 /// Whole lines, each with its newline.
 pub struct Lines {
     pub bytes: Vec<u8>,
@@ -24,15 +26,6 @@ struct Shared {
     access_level: AtomicU8,
 }
 
-/// Levels of an access-log line, in the order of their verbosity.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Level {
-    Error = 1,
-    Warn = 2,
-    Info = 3,
-    Debug = 4,
-}
-
 impl LineSink {
     pub fn new(queue: Sender<Lines>) -> Self {
         let shared = Shared { access_level: AtomicU8::new(Level::Info as u8), ..Shared::default() };
@@ -42,8 +35,13 @@ impl LineSink {
     /// Hands lines to the writer, or counts them as dropped.
     pub fn send(&self, lines: Lines) {
         if let Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) = self.queue.try_send(lines) {
-            self.shared.dropped.fetch_add(lost.count, Ordering::Relaxed);
+            self.count_lost(lost.count);
         }
+    }
+
+    /// Counts lines that were lost after they had been queued, or that never reached the queue.
+    pub fn count_lost(&self, lines: u64) {
+        self.shared.dropped.fetch_add(lines, Ordering::Relaxed);
     }
 
     /// Lines lost so far.

@@ -1,6 +1,5 @@
 //! What the control thread tells a shard.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +7,7 @@ use crossbeam::channel::Sender;
 
 use crate::base::text::Text;
 use crate::bridge::report::{LiveConnection, ShardStats};
+use crate::sys::netns::Netns;
 
 /// One order. Shards carry them out in the order they were posted.
 pub enum Order {
@@ -40,7 +40,7 @@ pub struct Pod {
     pub uid: Text,
     pub info: PodInfo,
     /// The pod's network namespace; `None`: the process's own (dedicated mode, and the proxy's own listener).
-    pub netns: Option<OwnedFd>,
+    pub netns: Option<Netns>,
     pub kind: PodKind,
 }
 

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::base::text::Text;
+pub use crate::sys::socket::Keepalive;
 
 /// Data-plane settings. Every shard holds a clone of one `Arc<Settings>`.
 #[derive(Clone, Debug)]
@@ -40,12 +41,43 @@ pub struct Settings {
     pub shards: usize,
 }
 
-/// TCP keepalive of accepted and dialled sockets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Keepalive {
-    pub time: Duration,
-    pub interval: Duration,
-    pub retries: u32,
-    /// TCP_USER_TIMEOUT = time + retries x interval.
-    pub user_timeout: bool,
+impl Settings {
+    /// The shards that carry this pod's listeners: `pod_shards` neighbours from a place that only the uid decides,
+    /// so that the answer is the same for as long as the process lives.
+    pub fn shards_of(&self, uid: &str) -> Vec<usize> {
+        shards_of(uid, self.shards, self.pod_shards)
+    }
+}
+
+/// See `Settings::shards_of`. At least one shard, each at most once, all below `shards`.
+pub fn shards_of(uid: &str, shards: usize, pod_shards: usize) -> Vec<usize> {
+    let shards = shards.max(1);
+    // FNV-1a: stable and good enough to spread uids; nobody gains by choosing one.
+    let hash = uid
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
+    let first = usize::try_from(hash >> 32).unwrap_or_default() % shards;
+    (0..pod_shards.clamp(1, shards)).map(|step| (first + step) % shards).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pods_shards_are_distinct_steady_and_spread() {
+        let mut load = [0; 8];
+        for number in 0..4_000 {
+            let uid = format!("pod-{number}");
+            let mut of = shards_of(&uid, 8, 3);
+            assert_eq!(of, shards_of(&uid, 8, 3));
+            of.iter().for_each(|shard| load[*shard] += 1);
+            of.sort_unstable();
+            of.dedup();
+            assert_eq!(of.len(), 3);
+        }
+        assert!(load.iter().all(|pods| (1_200..1_800).contains(pods)), "uneven: {load:?}");
+        assert_eq!(shards_of("x", 2, 4).len(), 2);
+        assert_eq!(shards_of("x", 0, 0), [0]);
+    }
 }

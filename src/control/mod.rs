@@ -1,1 +1,21 @@
-//! Layer: control.
+//! Layer 6': the control thread, on tokio. Everything that is not traffic: the mesh's source, certificates, the CNI
+//! agent, operators. Never imports `shard` or `path`.
+
+pub mod admin;
+pub mod ca;
+pub mod cni;
+#[expect(clippy::module_inception, reason = "the thread itself; its parts stand beside it")]
+pub mod control;
+pub mod dump;
+mod file_match;
+mod file_schema;
+pub mod files;
+pub mod http;
+pub mod local;
+pub mod logs;
+pub mod metrics;
+pub mod publish;
+pub mod ready;
+pub mod recorder;
+pub mod session;
+pub mod shards;

@@ -1,8 +1,15 @@
 //! Layer 1: the mesh as data, and every decision about it. Pure: snapshot, time and randomness come in.
 
+pub mod admit;
+pub mod authority;
+pub mod balance;
+pub mod delta;
+pub mod group;
 pub mod identity;
+pub mod inbound;
 pub mod labels;
 pub mod policy;
+pub mod route;
 pub mod service;
 pub mod snapshot;
 pub mod workload;

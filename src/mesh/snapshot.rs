@@ -1,7 +1,303 @@
-//! The mesh at one moment (skeleton: the real one is being built).
+//! The mesh at one moment, immutable and shared. A clone costs a few reference counts, a change O(log n): every map
+//! is persistent. `mesh::delta` makes one snapshot from another; here is only the reading side.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use ipnet::IpNet;
+
+use crate::base::text::Text;
+use crate::mesh::group::{ByUidSet, Group, PersistentMap};
+use crate::mesh::policy::{Policy, PolicyScope};
+use crate::mesh::service::{Endpoint, Service, ServiceKey};
+use crate::mesh::workload::{Health, PortPair, Protocol, Workload};
 
 /// The mesh at one moment.
 #[derive(Clone, Default)]
 pub struct Snapshot {
+    /// Set by the control thread once all sources have spoken. Before, nothing passes.
     pub synced: bool,
+    pub(crate) version: u64,
+    pub(crate) policy_version: u64,
+    pub(crate) workloads: ByUidSet,
+    /// By address alone: few networks share one, and the reader compares the network.
+    pub(crate) addresses: PersistentMap<IpAddr, Group>,
+    /// Workloads of this node by pod name.
+    pub(crate) local: PersistentMap<Text, Group>,
+    /// Workloads that have a host name.
+    pub(crate) workload_hosts: PersistentMap<Text, Group>,
+    pub(crate) services: PersistentMap<ServiceKey, Held>,
+    pub(crate) vips: PersistentMap<IpAddr, Services>,
+    pub(crate) cidrs: PersistentMap<IpNet, Services>,
+    pub(crate) service_hosts: PersistentMap<Text, Services>,
+    /// Whether their service is known or not: the ones without are what the dump calls staged.
+    pub(crate) endpoints: PersistentMap<ServiceKey, Group>,
+    pub(crate) policies: PersistentMap<Text, Arc<Policy>>,
+    /// Global policies (empty text) and those of a namespace, sorted by store key.
+    pub(crate) scoped: PersistentMap<Text, ScopedPolicies>,
+}
+
+/// Policies of one scope with their store keys, sorted by key.
+pub(crate) type ScopedPolicies = Arc<Vec<(Text, Arc<Policy>)>>;
+
+/// Services that share an address or host name, sorted by key.
+pub(crate) type Services = Arc<[Arc<Service>]>;
+
+/// A service with the endpoints that came with it rather than from its workloads.
+#[derive(Clone, PartialEq)]
+pub(crate) struct Held {
+    pub service: Arc<Service>,
+    pub given: Arc<[Endpoint]>,
+}
+
+/// One endpoint of a service as the snapshot sees it.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Serving<'a> {
+    pub uid: &'a Text,
+    /// `None` where a file names a workload that isn't known: it can't be chosen.
+    pub workload: Option<&'a Arc<Workload>>,
+    pub ports: &'a [PortPair],
+    pub status: Health,
+}
+
+/// What an address stands for.
+#[derive(Clone, Copy)]
+pub enum Found<'a> {
+    Workload(&'a Arc<Workload>),
+    Service(&'a Arc<Service>),
+}
+
+impl Snapshot {
+    /// Grows with every change: a shard that saw this number has seen this snapshot.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Grows with every change of a policy.
+    pub fn policy_version(&self) -> u64 {
+        self.policy_version
+    }
+
+    pub fn workload(&self, uid: &str) -> Option<&Arc<Workload>> {
+        self.workloads.get_key_value(uid).map(|(member, ())| &member.0)
+    }
+
+    /// The workload at an address: pods before others, HBONE before plaintext, then the last uid (reference 5.1).
+    pub fn workload_at(&self, network: &str, ip: IpAddr) -> Option<&Arc<Workload>> {
+        let rank = |workload: &Workload| {
+            2 * u8::from(workload.uid.contains("//Pod/")) + u8::from(workload.protocol == Protocol::Hbone)
+        };
+        self.addresses
+            .get(&ip)?
+            .iter()
+            .filter(|workload| *workload.network == *network)
+            .max_by(|left, right| rank(left).cmp(&rank(right)).then_with(|| left.uid.cmp(&right.uid)))
+    }
+
+    /// The workload of a pod on this node, by name, namespace and service account.
+    pub fn local_workload(&self, pod: (&str, &str, &str)) -> Option<&Arc<Workload>> {
+        let (name, namespace, account) = pod;
+        self.local
+            .get(name)?
+            .iter()
+            .filter(|workload| *workload.namespace == *namespace && *workload.service_account == *account)
+            .max_by(|left, right| left.uid.cmp(&right.uid))
+    }
+
+    /// A workload by its own host name, as gateways may be named.
+    pub fn workload_by_host(&self, key: &ServiceKey) -> Option<&Arc<Workload>> {
+        self.workload_hosts
+            .get(&*key.hostname)?
+            .iter()
+            .filter(|workload| workload.namespace == key.namespace)
+            .max_by(|left, right| left.uid.cmp(&right.uid))
+    }
+
+    pub fn service(&self, key: &ServiceKey) -> Option<&Arc<Service>> {
+        self.services.get(key).map(|held| &held.service)
+    }
+
+    /// The service behind a virtual address as a client of this namespace sees it (reference 5.2): an exact address
+    /// goes before a range. `None` as namespace sees everything.
+    pub fn service_at(
+        &self,
+        network: &str,
+        ip: IpAddr,
+        client_namespace: Option<&str>,
+    ) -> Option<&Arc<Service>> {
+        let exact = self.vips.get(&ip).map_or(&[][..], |services| services);
+        let on_network =
+            |service: &&Arc<Service>| service.vips.iter().any(|vip| vip.ip == ip && *vip.network == *network);
+        preferred(exact.iter().filter(on_network), client_namespace)
+            .or_else(|| self.service_by_range(network, ip, client_namespace))
+    }
+
+    /// Ranked by same namespace, prefix length, canonical; the first best by key stays.
+    fn service_by_range(
+        &self,
+        network: &str,
+        ip: IpAddr,
+        client_namespace: Option<&str>,
+    ) -> Option<&Arc<Service>> {
+        if self.cidrs.is_empty() {
+            return None;
+        }
+        let mut best: Option<((bool, u8, bool), &Arc<Service>)> = None;
+        let longest = if ip.is_ipv4() { 32 } else { 128 };
+        for length in (0..=longest).rev() {
+            let Ok(range) = IpNet::new(ip, length).map(|range| range.trunc()) else { continue };
+            for service in self.cidrs.get(&range).map_or(&[][..], |services| services) {
+                let here = |entry: &crate::mesh::service::NetworkCidr| {
+                    entry.cidr.trunc() == range && *entry.network == *network
+                };
+                if !service.is_visible_to(client_namespace) || !service.cidr_vips.iter().any(here) {
+                    continue;
+                }
+                let rank = (is_of(service, client_namespace), length, service.canonical);
+                if best.is_none_or(|(known, _)| rank > known) {
+                    best = Some((rank, service));
+                }
+            }
+        }
+        best.map(|(_, service)| service)
+    }
+
+    /// The service of an unqualified host name as a client of this namespace sees it.
+    pub fn service_by_host(&self, host: &str, client_namespace: Option<&str>) -> Option<&Arc<Service>> {
+        preferred(self.service_hosts.get(host)?.iter(), client_namespace)
+    }
+
+    /// Workload before service, visible or not (reference 5.2).
+    pub fn lookup(&self, network: &str, ip: IpAddr, client_namespace: Option<&str>) -> Option<Found<'_>> {
+        self.workload_at(network, ip)
+            .map(Found::Workload)
+            .or_else(|| self.service_at(network, ip, client_namespace).map(Found::Service))
+    }
+
+    /// The endpoints of a service that its health policy admits, in no particular order.
+    pub fn endpoints<'a>(&'a self, key: &'a ServiceKey) -> impl Iterator<Item = Serving<'a>> {
+        let held = self.services.get(key);
+        let members = self.endpoints.get(key);
+        let derived = members.into_iter().flat_map(Group::iter).map(|workload| Serving {
+            uid: &workload.uid,
+            workload: Some(workload),
+            ports: workload.ports_for(key),
+            status: workload.status,
+        });
+        let given = held
+            .into_iter()
+            .flat_map(|held| held.given.iter())
+            .filter(move |endpoint| members.is_none_or(|members| !members.contains(&endpoint.workload_uid)))
+            .map(|endpoint| Serving {
+                uid: &endpoint.workload_uid,
+                workload: self.workload(&endpoint.workload_uid),
+                ports: &endpoint.ports,
+                status: endpoint.status,
+            });
+        derived
+            .chain(given)
+            .filter(move |serving| held.is_none_or(|held| held.service.accepts(serving.status)))
+    }
+
+    /// The endpoint that a workload is of a service, where the health policy admits it.
+    pub fn endpoint<'a>(&'a self, key: &'a ServiceKey, uid: &str) -> Option<Serving<'a>> {
+        let held = self.services.get(key)?;
+        let derived = || {
+            let workload = self.workload(uid)?;
+            workload.services.iter().find(|(service, _)| service == key).map(|(_, ports)| Serving {
+                uid: &workload.uid,
+                workload: Some(workload),
+                ports,
+                status: workload.status,
+            })
+        };
+        let given = || {
+            held.given.iter().find(|endpoint| *endpoint.workload_uid == *uid).map(|endpoint| Serving {
+                uid: &endpoint.workload_uid,
+                workload: self.workload(uid),
+                ports: &endpoint.ports,
+                status: endpoint.status,
+            })
+        };
+        derived().or_else(given).filter(|serving| held.service.accepts(serving.status))
+    }
+
+    /// The policies that apply to a workload as destination: global ones, its namespace's, and those it names
+    /// (reference 12.1). Named ones that aren't known are left out; see `missing_policies`.
+    pub fn policies_for<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Arc<Policy>> {
+        let scope = |name: &str| self.scoped.get(name).map_or(&[][..], |policies| policies);
+        let namespace = if workload.namespace.is_empty() { &[] } else { scope(&workload.namespace) };
+        let named = workload.authorization_policies.iter().filter_map(|key| self.policies.get(key));
+        scope("").iter().chain(namespace).map(|(_, policy)| policy).chain(named)
+    }
+
+    /// Policies that a workload names and that nobody has sent.
+    pub fn missing_policies<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Text> {
+        workload.authorization_policies.iter().filter(|key| !self.policies.contains_key(*key))
+    }
+
+    pub fn policy(&self, key: &str) -> Option<&Arc<Policy>> {
+        self.policies.get(key)
+    }
+
+    /// All workloads, sorted by uid.
+    pub fn workloads(&self) -> impl Iterator<Item = &Arc<Workload>> {
+        sorted(self.workloads.keys().map(|member| &member.0), |workload| workload.uid.clone())
+    }
+
+    /// All services, sorted by key.
+    pub fn services(&self) -> impl Iterator<Item = &Arc<Service>> {
+        sorted(self.services.values().map(|held| &held.service), |service| service.key.clone())
+    }
+
+    /// All policies with their store keys, sorted by key.
+    pub fn policies(&self) -> impl Iterator<Item = (&Text, &Arc<Policy>)> {
+        sorted(self.policies.iter(), |(key, _)| (*key).clone())
+    }
+
+    /// Names of services that have endpoints but aren't known themselves, sorted.
+    pub fn staged(&self) -> impl Iterator<Item = &ServiceKey> {
+        sorted(self.endpoints.keys().filter(|key| !self.services.contains_key(*key)), |key| (*key).clone())
+    }
+
+    pub fn workload_count(&self) -> usize {
+        self.workloads.len()
+    }
+}
+
+fn sorted<T, K: Ord>(items: impl Iterator<Item = T>, key: impl Fn(&T) -> K) -> impl Iterator<Item = T> {
+    let mut items: Vec<T> = items.collect();
+    items.sort_by_cached_key(key);
+    items.into_iter()
+}
+
+fn is_of(service: &Service, client_namespace: Option<&str>) -> bool {
+    client_namespace.is_some_and(|namespace| *service.key.namespace == *namespace)
+}
+
+/// Of the visible ones: same namespace, else the last canonical, else the first.
+fn preferred<'a>(
+    services: impl Iterator<Item = &'a Arc<Service>>,
+    client_namespace: Option<&str>,
+) -> Option<&'a Arc<Service>> {
+    let (mut canonical, mut first) = (None, None);
+    for service in services.filter(|service| service.is_visible_to(client_namespace)) {
+        if is_of(service, client_namespace) {
+            return Some(service);
+        }
+        if service.canonical {
+            canonical = Some(service);
+        }
+        first = first.or(Some(service));
+    }
+    canonical.or(first)
+}
+
+/// Where a policy of this scope is filed; selector policies are found by name only.
+pub(crate) fn scope_name(policy: &Policy) -> Option<Text> {
+    match policy.scope {
+        PolicyScope::Global => Some(Text::default()),
+        PolicyScope::Namespace => Some(policy.namespace.clone()),
+        PolicyScope::WorkloadSelector => None,
+    }
 }

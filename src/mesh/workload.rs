@@ -41,6 +41,43 @@ pub struct Workload {
 }
 
 impl Workload {
+    /// A healthy plaintext pod of capacity 1 without addresses; everything unsaid is empty.
+    pub fn plain(uid: &str, namespace: &str, name: &str) -> Self {
+        let empty = Text::default();
+        Self {
+            uid: uid.into(),
+            name: name.into(),
+            namespace: namespace.into(),
+            addresses: Vec::new(),
+            network: empty.clone(),
+            network_mode: NetworkMode::Standard,
+            protocol: Protocol::Tcp,
+            trust_domain: empty.clone(),
+            service_account: empty.clone(),
+            waypoint: None,
+            network_gateway: None,
+            node: empty.clone(),
+            workload_name: empty.clone(),
+            workload_type: empty.clone(),
+            canonical_name: empty.clone(),
+            canonical_revision: empty.clone(),
+            hostname: empty.clone(),
+            native_tunnel: false,
+            application_tunnel: None,
+            authorization_policies: Vec::new(),
+            status: Health::Healthy,
+            cluster_id: empty.clone(),
+            locality: Locality::default(),
+            services: Vec::new(),
+            capacity: 1,
+        }
+    }
+
+    /// The ports this workload maps for a service, empty where it doesn't serve it.
+    pub fn ports_for(&self, service: &ServiceKey) -> &[PortPair] {
+        self.services.iter().find(|(key, _)| key == service).map_or(&[], |(_, ports)| ports)
+    }
+
     pub fn identity(&self) -> Identity {
         Identity {
             trust_domain: self.trust_domain.clone(),

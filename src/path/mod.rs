@@ -1,1 +1,27 @@
-//! Layer: path.
+//! Layer 7: the ways a connection can go. Each file reads top-down like the way itself; decisions are in `mesh`,
+//! waiting and bytes in `shard`, and `record` is the one place where an outcome becomes counters and a log line.
+
+pub mod inbound;
+pub mod outbound;
+pub mod passthrough;
+pub mod record;
+
+use std::rc::Rc;
+
+use crate::shard::pod::{Accepted, PodWorld, Port};
+
+/// Spawns the task that serves an accepted connection, inside its pod's gate.
+pub fn serve(world: Rc<PodWorld>, port: Port, accepted: Accepted) {
+    let gate = world.gate.clone();
+    match port {
+        Port::Outbound => drop(monoio::spawn(async move {
+            gate.run(outbound::serve(world, accepted)).await;
+        })),
+        Port::InboundPlaintext => drop(monoio::spawn(async move {
+            gate.run(passthrough::serve(world, accepted)).await;
+        })),
+        Port::InboundHbone => drop(monoio::spawn(async move {
+            gate.run(inbound::serve(world, accepted)).await;
+        })),
+    }
+}

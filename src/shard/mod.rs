@@ -1,1 +1,28 @@
-//! Layer: shard.
+//! Layer 6: one core's world. Everything here stays on its thread; nothing is shared, locked or atomic on the path
+//! of a byte.
+
+pub mod buffers;
+pub mod closer;
+pub mod failure;
+pub mod gate;
+mod handover;
+pub mod link;
+pub mod meter;
+mod orders;
+pub mod pod;
+pub mod pool;
+pub mod ready;
+pub mod relay;
+pub mod rt;
+#[expect(clippy::module_inception, reason = "the shard itself; its parts stand beside it")]
+mod shard;
+pub mod signal;
+pub mod socket;
+pub mod splice;
+pub mod stats;
+pub mod stream;
+pub mod table;
+pub mod tunnel;
+mod tunnel_state;
+
+pub use shard::{Seed, Shard, Ways, run, within};

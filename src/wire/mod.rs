@@ -1,1 +1,8 @@
-//! Layer: wire.
+//! Layer 2: bytes to types and back, sans-IO.
+
+pub mod access_log;
+pub mod dump;
+pub mod h2;
+pub mod hbone;
+pub mod log_text;
+pub mod zds;

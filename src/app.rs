@@ -1,0 +1,262 @@
+//! Start and stop order of the process; the only place that knows both control and shards.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::thread;
+use std::time::Instant;
+
+use anyhow::{Context, anyhow};
+use tracing::{info, warn};
+
+use crate::base::limits::{ORDERS_QUEUED, REPORTS_QUEUED};
+use crate::base::version::BuildInfo;
+use crate::bridge::identities::Identities;
+use crate::bridge::mailbox::mailbox;
+use crate::bridge::order::{Order, Pod, PodInfo, PodKind};
+use crate::bridge::published::Published;
+use crate::bridge::report::Report;
+use crate::config::{Aead, Bind, Config, EventLoop as WantedLoop, LocalXds, ProxyMode, WorkloadInfo};
+use crate::control::ca::{Embedded, NoAuthority, Signer};
+use crate::control::control::{Control, Facts, Mode, Wiring};
+use crate::control::http::Listen;
+use crate::control::local::LocalSource;
+use crate::control::logs::Logs;
+use crate::control::publish::Source;
+use crate::mesh::snapshot::Snapshot;
+use crate::path;
+use crate::shard::rt::{EventLoop, block_on};
+use crate::shard::{Seed, Ways, run as run_shard};
+use crate::sys::{cpu, netns, proc, ring, socket};
+use crate::tls::aead::{Choice, Library, choose};
+use crate::tls::cert::Authority;
+use crate::tls::config::{Exchange, Profile};
+
+/// Runs the proxy until it is told to end; answers the exit code.
+pub fn run(config: Config) -> anyhow::Result<u8> {
+    let started = Instant::now();
+    let logs = Logs::start(config.logs.directives.as_deref(), config.logs.format)?;
+    let outcome = serve(&config, &logs, started);
+    if let Err(error) = &outcome {
+        tracing::error!("{error:#}");
+    }
+    logs.finish();
+    outcome
+}
+
+fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
+    introduce(config);
+    if config.mode == ProxyMode::Shared {
+        check_rights(config)?;
+    }
+    let (event_loop, cause) = choose_event_loop(config)?;
+    let shards = config.worker_threads;
+    let settings = Arc::new(config.settings(shards));
+    let profile = choose_profile(config);
+    let published = Arc::new(Published::new(Snapshot::default()));
+    let identities = Arc::new(Identities::default());
+    let (reports, letters) = mailbox::<Report>(REPORTS_QUEUED).context("cannot make the mailbox of reports")?;
+
+    let mut mailboxes = Vec::new();
+    let mut seeds = Vec::new();
+    for index in 0..shards {
+        let (orders, letters) = mailbox::<Order>(ORDERS_QUEUED).context("cannot make a shard's mailbox")?;
+        mailboxes.push(orders);
+        seeds.push(Seed {
+            index,
+            settings: settings.clone(),
+            published: published.clone(),
+            identities: identities.clone(),
+            orders: letters,
+            reports: reports.clone(),
+            lines: logs.sink(),
+            heartbeat: Arc::new(AtomicU64::new(0)),
+            ways: Ways { serve: path::serve },
+        });
+    }
+    let wiring = Wiring {
+        published,
+        identities,
+        shards: mailboxes,
+        reports: letters,
+        source: source(config)?,
+        signer: signer(config, profile)?,
+        certificate_ttl: config.sources.secret_ttl,
+        mode: match config.mode {
+            ProxyMode::Shared => Mode::Shared { cni: config.inpod_uds.clone() },
+            ProxyMode::Dedicated(_) => Mode::Dedicated,
+        },
+        own: own_pods(config),
+        readiness_listen: listen(config.readiness_addr, config.ipv6),
+        metrics_listen: listen(config.stats_addr, config.ipv6),
+        admin_listen: listen(config.admin_addr, config.ipv6),
+        facts: facts(config, event_loop, cause),
+        lines: logs.sink(),
+        logs: Some(Arc::new(logs.clone())),
+        settings,
+    };
+    // Binds the servers, so that an address in use ends the process before any shard runs.
+    let control = Control::new(wiring)?;
+    let threads = start_shards(seeds, event_loop)?;
+    info!("started after {} ms", started.elapsed().as_millis());
+    let outcome = control.run()?;
+    for thread in threads {
+        // A shard that was told to drain has reported, or its time is over: nothing is waited for any more.
+        if thread.is_finished() {
+            let _ = thread.join();
+        }
+    }
+    info!(target: "ztunnel::drain", "shutdown complete: {outcome:?}");
+    Ok(0)
+}
+
+/// What a person wants to see first.
+fn introduce(config: &Config) {
+    info!("version: {}", build(config));
+    match proc::raise_nofile() {
+        Ok((soft, hard)) => info!("set file descriptor limits from {soft} to {hard}"),
+        Err(error) => warn!("failed to set file descriptor limits: {error}"),
+    }
+    info!("running with config: {}", config.to_yaml());
+    for warning in config.warnings.iter().chain(&config.not_yet()) {
+        warn!("{warning}");
+    }
+    match &config.mode {
+        ProxyMode::Shared => info!("shared proxy mode - in-pod mode enabled"),
+        ProxyMode::Dedicated(_) => info!("proxy mode enabled"),
+    }
+}
+
+fn build(config: &Config) -> BuildInfo {
+    BuildInfo::new(config.proxy_metadata.get("ISTIO_VERSION").map(String::as_str))
+}
+
+/// Shared mode works in pods' namespaces and marks its sockets: without the rights for that it can't even start.
+fn check_rights(config: &Config) -> anyhow::Result<()> {
+    netns::probe_setns().context("failed to set netns: setns to the own namespace (needs CAP_SYS_ADMIN)")?;
+    if let Some(mark) = config.data.packet_mark.filter(|mark| *mark != 0) {
+        socket::probe_mark(mark).map_err(|error| {
+            anyhow!(
+                "failed to set socket mark: failed to set mark on socket. make sure ztunnel has CAP_NET_RAW, \
+                 CAP_NET_ADMIN. error: {error}"
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// The kind of event loop, and why it isn't io_uring where it isn't.
+fn choose_event_loop(config: &Config) -> anyhow::Result<(EventLoop, String)> {
+    if config.event_loop == WantedLoop::Epoll {
+        return Ok((EventLoop::Epoll, "RINGWAY_EVENT_LOOP=epoll".to_owned()));
+    }
+    match ring::probe() {
+        Ok(()) => Ok((EventLoop::IoUring, String::new())),
+        Err(refusal) if config.event_loop == WantedLoop::IoUring => {
+            Err(anyhow!(refusal).context("RINGWAY_EVENT_LOOP=io_uring can't be followed"))
+        }
+        Err(refusal) => {
+            warn!("{refusal}");
+            Ok((EventLoop::Epoll, refusal.to_string()))
+        }
+    }
+}
+
+fn choose_profile(config: &Config) -> Profile {
+    let chosen = choose(match config.aead {
+        Aead::Auto => Choice::Measure,
+        Aead::Ring => Choice::Force(Library::Ring),
+        Aead::AwsLc => Choice::Force(Library::AwsLc),
+    });
+    info!("record protection: {chosen}");
+    let exchange = if config.sources.pqc { Exchange::PostQuantumOnly } else { Exchange::Default };
+    Profile { exchange, records: chosen.library }
+}
+
+/// One pinned thread for each shard.
+fn start_shards(seeds: Vec<Seed>, event_loop: EventLoop) -> anyhow::Result<Vec<thread::JoinHandle<()>>> {
+    let cores = cpu::cores_for(seeds.len());
+    let pinned = cores.iter().flatten().map(|core| core.id.to_string()).collect::<Vec<_>>().join(",");
+    info!(
+        "event loop: {}, shards: {}, cores: {}",
+        event_loop.as_str(),
+        seeds.len(),
+        if pinned.is_empty() { "any" } else { &pinned },
+    );
+    let mut threads = Vec::new();
+    for (seed, core) in seeds.into_iter().zip(cores) {
+        let name = format!("shard-{}", seed.index);
+        let spawned = thread::Builder::new().name(name.clone()).spawn(move || {
+            if let Some(core) = core {
+                cpu::pin(core);
+            }
+            if let Err(error) = block_on(event_loop, run_shard(seed)) {
+                tracing::error!("{name} can't run its event loop: {error}");
+            }
+        });
+        threads.push(spawned.context("cannot start a shard's thread")?);
+    }
+    Ok(threads)
+}
+
+fn source(config: &Config) -> anyhow::Result<Option<Box<dyn Source>>> {
+    let node = config.place.local_node.clone();
+    Ok(match &config.sources.local_xds {
+        LocalXds::File(path) => Some(Box::new(LocalSource::file(path.clone(), node))),
+        LocalXds::Inline(text) => Some(Box::new(LocalSource::inline(text.clone(), node))),
+        LocalXds::None => None,
+    })
+}
+
+fn signer(config: &Config, profile: Profile) -> anyhow::Result<Box<dyn Signer>> {
+    if !config.sources.fake_ca {
+        return Ok(Box::new(NoAuthority));
+    }
+    let directory = &config.sources.ca_dir;
+    let authority = Authority::open(directory, &config.place.trust_domain)
+        .with_context(|| format!("cannot open the embedded authority in {}", directory.display()))?;
+    warn!("certificates are signed by the embedded authority in {} (FAKE_CA=true)", directory.display());
+    Ok(Box::new(Embedded { authority, profile }))
+}
+
+/// Pods that no CNI agent names: the one of dedicated mode, or the proxy's own inbound listener of shared mode.
+fn own_pods(config: &Config) -> Vec<Arc<Pod>> {
+    let pod = |uid: &str, info: &WorkloadInfo, kind| {
+        Arc::new(Pod {
+            uid: uid.into(),
+            info: PodInfo {
+                name: info.name.as_str().into(),
+                namespace: info.namespace.as_str().into(),
+                service_account: info.service_account.as_str().into(),
+            },
+            netns: None,
+            kind,
+        })
+    };
+    match &config.mode {
+        ProxyMode::Dedicated(info) => vec![pod("dedicated", info, PodKind::Workload)],
+        ProxyMode::Shared => config
+            .place
+            .own_workload
+            .iter()
+            .map(|info| pod("own-inbound", info, PodKind::OwnInbound))
+            .collect(),
+    }
+}
+
+fn listen(bind: Bind, ipv6: bool) -> Listen {
+    match bind {
+        Bind::Localhost(_, port) => Listen::Localhost { ipv6, port },
+        Bind::SocketAddr(address) => Listen::At(address),
+    }
+}
+
+fn facts(config: &Config, event_loop: EventLoop, cause: String) -> Facts {
+    let build = build(config);
+    Facts {
+        istio_version: build.istio_version.clone(),
+        version: serde_json::to_value(build).unwrap_or_default(),
+        config: config.dump(),
+        event_loop: event_loop.as_str().to_owned(),
+        event_loop_cause: cause,
+    }
+}

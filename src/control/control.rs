@@ -1,0 +1,598 @@
+//! The control thread: everything that is not traffic. One task owns the mesh's source, the certificates and the
+//! orders to the shards, and ends with the process; the HTTP servers are tasks beside it, the CNI agent has a thread
+//! of its own. It may stall for a moment (a large file) without any connection noticing.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use crossbeam::channel::Receiver;
+use tokio::io::Interest;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, oneshot, watch};
+use tracing::{error, info, warn};
+
+use crate::base::limits::{
+    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, HEARTBEAT_MS, POD_RETRY_MS, SIGNINGS_A_TURN, SOURCE_POLL_MS,
+};
+use crate::base::text::Text;
+use crate::bridge::identities::Identities;
+use crate::bridge::lines::LineSink;
+use crate::bridge::mailbox::{Letterbox, Mailbox, mailbox};
+use crate::bridge::order::{Order, Pod, PodKind};
+use crate::bridge::published::Published;
+use crate::bridge::report::{Report, ShardStats};
+use crate::bridge::settings::Settings;
+use crate::control::admin::{AdminServer, LogLevels};
+use crate::control::ca::{Ca, Signer};
+use crate::control::cni::{Board, Cni, Letter};
+use crate::control::http::{BindError, Listen, Server, Serving};
+use crate::control::metrics::MetricsServer;
+use crate::control::publish::{Orders, Source};
+use crate::control::ready::{DRAIN, PODS, PROXY, Readiness, ReadinessServer, STATE};
+use crate::control::recorder::Registry;
+
+/// What the control thread is given.
+pub struct Wiring {
+    pub published: Arc<Published>,
+    pub identities: Arc<Identities>,
+    /// One mailbox a shard, in the order of their numbers.
+    pub shards: Vec<Mailbox<Order>>,
+    pub reports: Letterbox<Report>,
+    pub settings: Arc<Settings>,
+    /// Where the mesh comes from; `None`: it stays empty, and counts as complete.
+    pub source: Option<Box<dyn Source>>,
+    pub signer: Box<dyn Signer>,
+    pub certificate_ttl: Duration,
+    pub mode: Mode,
+    /// Pods that are this process's own: the workload of dedicated mode, or the proxy's own inbound listener.
+    /// Started once the mesh is known.
+    pub own: Vec<Arc<Pod>>,
+    pub readiness_listen: Listen,
+    pub metrics_listen: Listen,
+    pub admin_listen: Listen,
+    pub facts: Facts,
+    pub lines: LineSink,
+    /// `None`: `/logging` says that logging isn't there.
+    pub logs: Option<Arc<dyn LogLevels>>,
+}
+
+#[derive(Clone, Debug)]
+pub enum Mode {
+    /// Pods are named by the CNI agent behind this socket; certificates are made ahead.
+    Shared { cni: PathBuf },
+    /// One workload, in the process's own namespace.
+    Dedicated,
+}
+
+/// What doesn't change while the process lives, as the dump and the metrics show it.
+#[derive(Clone, Debug)]
+pub struct Facts {
+    /// `version` of the dump: {version, gitRevision, rustVersion, buildProfile, buildStatus, istioVersion,
+    /// cryptoProvider}.
+    pub version: serde_json::Value,
+    /// `config` of the dump.
+    pub config: serde_json::Value,
+    /// The tag of `istio_build`.
+    pub istio_version: String,
+    /// `io_uring` or `epoll`.
+    pub event_loop: String,
+    /// Why it isn't `io_uring`; empty otherwise.
+    pub event_loop_cause: String,
+}
+
+/// Why the control thread, and so the process, can't go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    #[error("the control thread can't {what}: {error}")]
+    Kernel {
+        what: &'static str,
+        #[source]
+        error: io::Error,
+    },
+    #[error("the proxy for {pod} can't start: {error}")]
+    OwnPod { pod: String, error: String },
+}
+
+/// How it ended. Exit code 0 in both cases.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// Every shard has reported that nothing is left, or the time for it is over.
+    Drained,
+    /// A second interrupt: leave at once.
+    Forced,
+}
+
+/// The control thread, servers bound, nothing running yet.
+pub struct Control {
+    readiness: Arc<Readiness>,
+    registry: Registry,
+    servers: [Server; 3],
+    wiring: Wiring,
+}
+
+impl Control {
+    /// Binds the servers. An address that can't be bound is an error that names it.
+    pub fn new(wiring: Wiring) -> Result<Self, ControlError> {
+        let readiness = Arc::new(Readiness::default());
+        readiness.expect(STATE, Some("the mesh's state has not been read yet".into()));
+        readiness.expect(PROXY, Some("the proxy has not started yet".into()));
+        if let Mode::Shared { .. } = wiring.mode {
+            readiness.expect(PODS, Some("waits for the mesh's state before it calls the CNI agent".into()));
+        }
+        let servers = [
+            Server::bind("readiness", wiring.readiness_listen)?,
+            Server::bind("admin", wiring.admin_listen)?,
+            Server::bind("stats", wiring.metrics_listen)?,
+        ];
+        Ok(Self { readiness, registry: Registry::default(), servers, wiring })
+    }
+
+    /// Where readiness, admin and metrics are served.
+    pub fn addresses(&self) -> [Vec<std::net::SocketAddr>; 3] {
+        self.servers.each_ref().map(Server::addresses)
+    }
+
+    /// Runs on the calling thread until the process shall end.
+    pub fn run(self) -> Result<Outcome, ControlError> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(|error| ControlError::Kernel { what: "make its event loop", error })?;
+        let registry = self.registry.clone();
+        metrics::with_local_recorder(&registry, || runtime.block_on(self.work()))
+    }
+
+    async fn work(self) -> Result<Outcome, ControlError> {
+        let Self { readiness, registry, servers: [ready, admin, stats], wiring } = self;
+        let kernel = |what| move |error| ControlError::Kernel { what, error };
+        let (close, closing) = watch::channel(false);
+        let (quit, quits) = mpsc::channel(4);
+        let board = Arc::new(Board::default());
+        let mut serving = vec![ready.serve(Arc::new(ReadinessServer(readiness.clone())), &closing)?];
+        let admin_server = AdminServer {
+            published: wiring.published.clone(),
+            identities: wiring.identities.clone(),
+            shards: wiring.shards.clone(),
+            board: matches!(wiring.mode, Mode::Shared { .. }).then(|| board.clone()),
+            facts: wiring.facts.clone(),
+            logs: wiring.logs.clone(),
+            quit,
+            patience: wiring.settings.termination_deadline,
+            static_config: wiring.source.as_ref().and_then(|source| source.static_config()),
+        };
+        serving.push(admin.serve(Arc::new(admin_server), &closing)?);
+        let metrics_server = MetricsServer {
+            shards: wiring.shards.clone(),
+            registry: registry.clone(),
+            facts: wiring.facts.clone(),
+            identities: wiring.identities.clone(),
+            lines: wiring.lines.clone(),
+        };
+        serving.push(stats.serve(Arc::new(metrics_server), &closing)?);
+        let (post, letters) =
+            mailbox(CNI_LETTERS_QUEUED).map_err(kernel("make the CNI thread's mailbox"))?;
+        let cni = match &wiring.mode {
+            Mode::Shared { cni } => {
+                let orders = Orders::new(wiring.shards.clone());
+                let (settings, readiness) = (wiring.settings.clone(), readiness.clone());
+                Some(Cni::new(cni.clone(), settings, orders, letters, readiness, board))
+            }
+            Mode::Dedicated => None,
+        };
+        let loop_ = Loop::new(wiring, readiness, registry, cni, post);
+        loop_.run(Quits { quits, close, serving }).await
+    }
+}
+
+/// A request to end, answered once it is accepted.
+pub type Quit = oneshot::Sender<()>;
+
+struct Quits {
+    quits: mpsc::Receiver<Quit>,
+    close: watch::Sender<bool>,
+    serving: Vec<Serving>,
+}
+
+/// The one task that owns what changes.
+struct Loop {
+    published: Arc<Published>,
+    orders: Orders,
+    reports: Letterbox<Report>,
+    settings: Arc<Settings>,
+    source: Option<Box<dyn Source>>,
+    ca: Ca,
+    prefetch: bool,
+    own: HashMap<Text, Own>,
+    readiness: Arc<Readiness>,
+    registry: Registry,
+    /// Until the mesh is known, then it runs on its thread.
+    cni: Option<Cni>,
+    post: Mailbox<Letter>,
+    /// Letters that the CNI thread's mailbox didn't take yet.
+    letters: VecDeque<Letter>,
+    polled: Option<Instant>,
+    heartbeat: Heartbeat,
+    dedicated: bool,
+    drained: BTreeSet<usize>,
+}
+
+/// A pod of the process itself.
+struct Own {
+    pod: Arc<Pod>,
+    shards: Vec<usize>,
+    owing: usize,
+    failure: Option<String>,
+    retry_at: Option<Instant>,
+}
+
+impl Loop {
+    fn new(
+        wiring: Wiring,
+        readiness: Arc<Readiness>,
+        registry: Registry,
+        cni: Option<Cni>,
+        post: Mailbox<Letter>,
+    ) -> Self {
+        let Wiring { published, identities, shards, reports, settings, source, signer, own, .. } = wiring;
+        let dedicated = matches!(wiring.mode, Mode::Dedicated);
+        let own = own.into_iter().map(|pod| {
+            // The one workload of a dedicated proxy has all shards to itself.
+            let shards =
+                if dedicated { (0..shards.len()).collect() } else { settings.shards_of(&pod.uid) };
+            (pod.uid.clone(), Own { pod, shards, owing: 0, failure: None, retry_at: None })
+        });
+        Self {
+            own: own.collect(),
+            ca: Ca::new(signer, wiring.certificate_ttl, identities, fastrand::Rng::new()),
+            heartbeat: Heartbeat::new(shards.clone()),
+            orders: Orders::new(shards),
+            prefetch: !dedicated,
+            letters: VecDeque::new(),
+            polled: None,
+            drained: BTreeSet::new(),
+            published,
+            reports,
+            settings,
+            source,
+            readiness,
+            registry,
+            cni,
+            post,
+            dedicated,
+        }
+    }
+
+    async fn run(mut self, mut quits: Quits) -> Result<Outcome, ControlError> {
+        let kernel = |what| move |error| ControlError::Kernel { what, error };
+        let bell = Bell::of(&self.reports).map_err(kernel("wait for reports"))?;
+        let mut signals = Signals::new().map_err(kernel("wait for signals"))?;
+        let mut tick = tokio::time::interval(Duration::from_millis(CONTROL_TICK_MS));
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                name = signals.next() => {
+                    info!(target: "ztunnel::signal::imp", "received signal {name}, starting shutdown");
+                    break;
+                }
+                Some(accepted) = quits.quits.recv() => {
+                    info!(target: "ztunnel::signal::imp", "received explicit shutdown signal");
+                    let _ = accepted.send(());
+                    break;
+                }
+                rung = bell.rung() => {
+                    rung.map_err(kernel("wait for reports"))?;
+                    self.take_reports()?;
+                }
+                _ = tick.tick() => self.tick()?,
+            }
+            self.sign().await;
+        }
+        self.drain(quits, signals, bell).await
+    }
+
+    /// What is done regularly.
+    fn tick(&mut self) -> Result<(), ControlError> {
+        let now = Instant::now();
+        if self.polled.is_none_or(|at| now.duration_since(at) >= Duration::from_millis(SOURCE_POLL_MS)) {
+            self.polled = Some(now);
+            self.poll_source()?;
+        }
+        self.take_reports()?;
+        self.retry_own(now);
+        self.orders.flush();
+        self.hand_letters_on();
+        self.heartbeat.beat(now, &self.readiness);
+        Ok(())
+    }
+
+    fn poll_source(&mut self) -> Result<(), ControlError> {
+        let current = self.published.load();
+        let update = match self.source.as_mut() {
+            Some(source) => source.poll(&current),
+            None => None,
+        };
+        let mut next = match update {
+            Some(Ok(update)) => {
+                let now = SystemTime::now();
+                for (uid, identity) in update.local {
+                    self.ca.local(uid, identity, self.prefetch, now);
+                }
+                update.snapshot
+            }
+            Some(Err(error)) => {
+                error!("the mesh's source can't be read, what was known stands: {error}");
+                self.readiness.explain(STATE, error.into());
+                return Ok(());
+            }
+            // Without a source the empty mesh is the complete one.
+            None if self.source.is_none() && !current.synced => (*current).clone(),
+            None => return Ok(()),
+        };
+        next.synced = true;
+        self.published.swap(Arc::new(next));
+        self.orders.post_all(|| Order::Look);
+        if !current.synced {
+            self.mesh_is_known()?;
+        }
+        Ok(())
+    }
+
+    /// The first full state: from here on traffic may flow.
+    fn mesh_is_known(&mut self) -> Result<(), ControlError> {
+        self.readiness.complete(STATE);
+        let uids: Vec<Text> = self.own.keys().cloned().collect();
+        for uid in &uids {
+            self.start_own(uid);
+        }
+        if !self.dedicated || uids.is_empty() {
+            self.readiness.complete(PROXY);
+        }
+        let Some(cni) = self.cni.take() else { return Ok(()) };
+        let registry = self.registry.clone();
+        std::thread::Builder::new()
+            .name("ringway-cni".to_owned())
+            .spawn(move || {
+                // Signals are for the control thread.
+                if let Err(error) = crate::sys::signal::shield_thread() {
+                    warn!(%error, "the CNI thread can't block signals");
+                }
+                metrics::with_local_recorder(&registry, || cni.run());
+            })
+            .map(|_| ())
+            .map_err(|error| ControlError::Kernel { what: "start the CNI thread", error })
+    }
+
+    fn start_own(&mut self, uid: &Text) {
+        let Some(own) = self.own.get_mut(uid) else { return };
+        (own.owing, own.failure, own.retry_at) = (own.shards.len(), None, None);
+        for shard in &own.shards {
+            self.orders.post(*shard, Order::Start(own.pod.clone()));
+        }
+    }
+
+    fn retry_own(&mut self, now: Instant) {
+        let due = self.own.values().filter(|own| own.retry_at.is_some_and(|at| at <= now));
+        let due: Vec<Text> = due.map(|own| own.pod.uid.clone()).collect();
+        for uid in due {
+            self.start_own(&uid);
+        }
+    }
+
+    fn own_started(&mut self, uid: &Text, shard: usize, result: Result<(), String>) -> Result<(), ControlError> {
+        let Some(own) = self.own.get_mut(uid) else { return Ok(()) };
+        own.owing = own.owing.saturating_sub(1);
+        if let Err(error) = result {
+            own.failure.get_or_insert(format!("shard {shard}: {error}"));
+        }
+        if own.owing > 0 {
+            return Ok(());
+        }
+        let Some(error) = own.failure.take() else {
+            if own.pod.kind == PodKind::Workload {
+                self.readiness.complete(PROXY);
+            }
+            return Ok(());
+        };
+        let pod = format!("{}/{}", own.pod.info.namespace, own.pod.info.name);
+        if self.dedicated {
+            return Err(ControlError::OwnPod { pod, error });
+        }
+        // Scrapes over HBONE fail until then; the pods of the node don't depend on it.
+        error!(%pod, "the proxy's own inbound listener can't start, trying again: {error}");
+        own.retry_at = Some(Instant::now() + Duration::from_millis(POD_RETRY_MS));
+        for shard in &own.shards {
+            let how = crate::bridge::order::Ending::Now;
+            self.orders.post(*shard, Order::Stop { uid: uid.clone(), how });
+        }
+        Ok(())
+    }
+
+    fn take_reports(&mut self) -> Result<(), ControlError> {
+        self.reports.silence();
+        while let Some(report) = self.reports.take() {
+            match report {
+                Report::Started { uid, shard, result } if self.own.contains_key(&uid) => {
+                    self.own_started(&uid, shard, result)?;
+                }
+                Report::Started { uid, shard, result } => {
+                    self.letters.push_back(Letter::Started { uid, shard, result });
+                }
+                Report::Stopped { uid, .. } if self.own.contains_key(&uid) => {}
+                Report::Stopped { uid, shard } => self.letters.push_back(Letter::Stopped { uid, shard }),
+                Report::Want(identity) => self.ca.want(identity, SystemTime::now()),
+                Report::Drained { shard } => {
+                    self.drained.insert(shard);
+                }
+            }
+        }
+        self.hand_letters_on();
+        Ok(())
+    }
+
+    fn hand_letters_on(&mut self) {
+        while let Some(letter) = self.letters.pop_front() {
+            if let Err(letter) = self.post.post(letter) {
+                self.letters.push_front(letter);
+                self.letters.truncate(CNI_LETTERS_QUEUED);
+                break;
+            }
+        }
+    }
+
+    /// Signs what is due, other tasks having their turn in between.
+    async fn sign(&mut self) {
+        loop {
+            let signed = self.ca.turn(SystemTime::now());
+            if signed > 0 {
+                self.orders.post_all(|| Order::Look);
+            }
+            if signed < SIGNINGS_A_TURN {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Connections go on for the grace, certificates and counters with them.
+    async fn drain(
+        mut self,
+        mut quits: Quits,
+        mut signals: Signals,
+        bell: Bell,
+    ) -> Result<Outcome, ControlError> {
+        let grace = self.settings.termination_deadline;
+        self.readiness.lose(DRAIN, format!("the process ends, within {grace:?}").into());
+        self.letters.clear();
+        let _ = self.post.post(Letter::Drain);
+        self.orders.post_all(|| Order::Drain { grace });
+        let end = tokio::time::Instant::now() + grace + Duration::from_millis(DRAIN_REPORT_MS);
+        let mut tick = tokio::time::interval(Duration::from_millis(CONTROL_TICK_MS));
+        while self.drained.len() < self.orders.shards() {
+            tokio::select! {
+                () = signals.second_interrupt() => {
+                    info!(target: "ztunnel::signal::imp", "Double Ctrl+C, exit immediately");
+                    return Ok(Outcome::Forced);
+                }
+                Some(accepted) = quits.quits.recv() => {
+                    let _ = accepted.send(());
+                }
+                Ok(()) = bell.rung() => self.take_reports()?,
+                _ = tick.tick() => {
+                    self.orders.flush();
+                }
+                () = tokio::time::sleep_until(end) => {
+                    let silent = self.orders.shards() - self.drained.len();
+                    warn!("{silent} shard(s) have not finished their drain, leaving without them");
+                    break;
+                }
+            }
+            self.sign().await;
+        }
+        let _ = quits.close.send(true);
+        for serving in quits.serving {
+            serving.finish().await;
+        }
+        info!("shutdown complete");
+        Ok(Outcome::Drained)
+    }
+}
+
+/// The letterbox's bell, on this runtime.
+struct Bell(tokio::net::UnixStream);
+
+impl Bell {
+    fn of(reports: &Letterbox<Report>) -> io::Result<Self> {
+        Ok(Self(tokio::net::UnixStream::from_std(reports.bell().try_clone()?)?))
+    }
+
+    /// Waits for a ring; the letterbox is to be silenced after it.
+    async fn rung(&self) -> io::Result<()> {
+        self.0.readable().await?;
+        // `silence` reads the same socket behind the runtime's back, so the runtime is told that nothing is left.
+        let nothing_left = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+        let _ = self.0.try_io(Interest::READABLE, nothing_left);
+        Ok(())
+    }
+}
+
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+    interrupted: bool,
+}
+
+impl Signals {
+    fn new() -> io::Result<Self> {
+        let interrupt = signal(SignalKind::interrupt())?;
+        Ok(Self { interrupt, terminate: signal(SignalKind::terminate())?, interrupted: false })
+    }
+
+    /// The name of the next signal that ends the process.
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            Some(()) = self.interrupt.recv() => {
+                self.interrupted = true;
+                "SIGINT"
+            }
+            Some(()) = self.terminate.recv() => "SIGTERM",
+        }
+    }
+
+    /// An interrupt after an interrupt.
+    async fn second_interrupt(&mut self) {
+        loop {
+            self.interrupt.recv().await;
+            if std::mem::replace(&mut self.interrupted, true) {
+                return;
+            }
+        }
+    }
+}
+
+/// Whether every shard is alive: each answers a question now and then, or the process is unready.
+struct Heartbeat {
+    shards: Vec<Mailbox<Order>>,
+    asked: Vec<Option<(Instant, Receiver<ShardStats>)>>,
+    last: Option<Instant>,
+}
+
+impl Heartbeat {
+    fn new(shards: Vec<Mailbox<Order>>) -> Self {
+        let asked = shards.iter().map(|_| None).collect();
+        Self { shards, asked, last: None }
+    }
+
+    fn beat(&mut self, now: Instant, readiness: &Readiness) {
+        let pause = Duration::from_millis(HEARTBEAT_MS);
+        let ask = self.last.is_none_or(|last| now.duration_since(last) >= pause);
+        if ask {
+            self.last = Some(now);
+        }
+        for (shard, (mailbox, asked)) in self.shards.iter().zip(&mut self.asked).enumerate() {
+            match asked {
+                Some((_, answer)) if answer.try_recv().is_ok() => {
+                    *asked = None;
+                    readiness.complete(&format!("shard {shard}"));
+                }
+                Some((at, _)) if now.duration_since(*at) >= pause => {
+                    let silent = now.duration_since(*at).as_secs();
+                    readiness.lose(format!("shard {shard}"), format!("no sign of life for {silent} s").into());
+                }
+                Some(_) => {}
+                None if ask => {
+                    let (sender, answer) = crossbeam::channel::bounded(1);
+                    // A full mailbox is a shard that doesn't read: the missing answer tells.
+                    let _ = mailbox.post(Order::Scrape(sender));
+                    *asked = Some((now, answer));
+                }
+                None => {}
+            }
+        }
+    }
+}

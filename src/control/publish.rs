@@ -1,0 +1,139 @@
+//! What leaves the control thread: orders to the shards, and where the mesh they are about comes from.
+
+use std::collections::VecDeque;
+
+use crate::base::limits::ORDERS_QUEUED;
+use crate::base::text::Text;
+use crate::bridge::mailbox::Mailbox;
+use crate::bridge::order::Order;
+use crate::mesh::identity::Identity;
+use crate::mesh::snapshot::Snapshot;
+
+/// Where the mesh comes from: local files today, a control plane later.
+pub trait Source: Send {
+    /// What changed since the last call, `None` where nothing did. After an error the state before it stands, and
+    /// the same error isn't given twice. The text names place and cause.
+    fn poll(&mut self, current: &Snapshot) -> Option<Result<Update, String>>;
+
+    /// Reads what the local file holds at the moment of a dump; `None` where the source is no file.
+    fn static_config(&self) -> Option<StaticConfig>;
+}
+
+/// `staticConfig` of the dump, read anew with each call.
+pub type StaticConfig = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
+
+/// One step of the mesh.
+pub struct Update {
+    pub snapshot: Snapshot,
+    /// Workloads of this node that changed: uid, and the identity to hold a certificate for while it is there.
+    pub local: Vec<(Text, Option<Identity>)>,
+}
+
+/// The way to every shard. Orders are never lost and never overtake each other: what a full mailbox doesn't take
+/// waits here until `flush`.
+pub struct Orders {
+    shards: Vec<Mailbox<Order>>,
+    waiting: Vec<VecDeque<Order>>,
+}
+
+impl Orders {
+    pub fn new(shards: Vec<Mailbox<Order>>) -> Self {
+        let waiting = shards.iter().map(|_| VecDeque::new()).collect();
+        Self { shards, waiting }
+    }
+
+    pub fn shards(&self) -> usize {
+        self.shards.len()
+    }
+
+    /// Posts to one shard. False: there is no such shard, or so much waits for it that it must be dead.
+    pub fn post(&mut self, shard: usize, order: Order) -> bool {
+        let Some((mailbox, waiting)) = self.shards.get(shard).zip(self.waiting.get_mut(shard)) else {
+            return false;
+        };
+        let order = if waiting.is_empty() {
+            match mailbox.post(order) {
+                Ok(()) => return true,
+                Err(order) => order,
+            }
+        } else {
+            order
+        };
+        if matches!((&order, waiting.back()), (Order::Look, Some(Order::Look))) {
+            return true;
+        }
+        metrics::counter!("ringway_orders_delayed").increment(1);
+        if waiting.len() >= ORDERS_QUEUED {
+            return false;
+        }
+        waiting.push_back(order);
+        true
+    }
+
+    pub fn post_all(&mut self, order: impl Fn() -> Order) {
+        for shard in 0..self.shards.len() {
+            self.post(shard, order());
+        }
+    }
+
+    pub fn waiting(&self) -> bool {
+        self.waiting.iter().any(|waiting| !waiting.is_empty())
+    }
+
+    /// Tries again with what waits. True: nothing waits any more.
+    pub fn flush(&mut self) -> bool {
+        for (mailbox, waiting) in self.shards.iter().zip(&mut self.waiting) {
+            while let Some(order) = waiting.pop_front() {
+                if let Err(order) = mailbox.post(order) {
+                    waiting.push_front(order);
+                    break;
+                }
+            }
+        }
+        !self.waiting()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bridge::mailbox::mailbox;
+    use crate::bridge::order::Ending;
+
+    #[test]
+    fn orders_keep_their_order_over_a_full_mailbox_and_looks_collapse() {
+        let (post, letters) = mailbox(2).unwrap();
+        let mut orders = Orders::new(vec![post]);
+        for number in 0..5 {
+            assert!(orders.post(0, Order::Stop { uid: number.to_string().into(), how: Ending::Now }));
+            orders.post(0, Order::Look);
+            orders.post(0, Order::Look);
+        }
+        let mut seen = Vec::new();
+        loop {
+            let done = orders.flush();
+            while let Some(order) = letters.take() {
+                seen.push(match order {
+                    Order::Stop { uid, .. } => uid.to_string(),
+                    _ => "look".to_owned(),
+                });
+            }
+            if done {
+                break;
+            }
+        }
+        // The mailbox took the first look, the second one waits before "1"; from there on two become one.
+        assert_eq!(seen, ["0", "look", "look", "1", "look", "2", "look", "3", "look", "4", "look"]);
+        assert!(!orders.post(1, Order::Look), "there is no second shard");
+    }
+
+    #[test]
+    fn a_dead_shard_is_noticed_before_memory_is_gone() {
+        let (post, letters) = mailbox(1).unwrap();
+        drop(letters);
+        let mut orders = Orders::new(vec![post]);
+        let stop = || Order::Stop { uid: "x".into(), how: Ending::Now };
+        let taken = (0..ORDERS_QUEUED + 10).filter(|_| orders.post(0, stop())).count();
+        assert_eq!(taken, ORDERS_QUEUED);
+    }
+}

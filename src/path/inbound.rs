@@ -1,0 +1,244 @@
+//! A peer's tunnel calls a pod: port 15008. TLS -> each CONNECT: parse -> validate -> admit -> dial the pod with
+//! the original source -> 200 -> relay. Statuses and texts are of section 7.2 of the reference.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::base::net::Source;
+use crate::bridge::report::LiveProtocol;
+use crate::mesh::admit::{Inbound, InboundRequest, Verdict, inbound};
+use crate::mesh::identity::Identity;
+use crate::mesh::labels::{Reporter, Security};
+use crate::mesh::route::Refuse;
+use crate::mesh::snapshot::Snapshot;
+use crate::mesh::workload::{TunnelProtocol, Workload};
+use crate::path::record::{About, Record, Side, deny_early, outcome};
+use crate::shard::closer::Closer;
+use crate::shard::failure::Failure;
+use crate::shard::link::accept_tunnel;
+use crate::shard::meter::Way;
+use crate::shard::pod::{Accepted, PodWorld};
+use crate::shard::relay::StreamRelay;
+use crate::shard::socket::Socket;
+use crate::shard::stream::Stream;
+use crate::shard::table::{Entered, Entry, Original, Subject};
+use crate::shard::tunnel::Tunnel;
+use crate::sys::origdst::original_destination;
+use crate::wire::access_log::Direction;
+use crate::wire::h2::RequestHead;
+use crate::wire::hbone::{Authority, baggage_of, forwarded_host, parse_baggage};
+
+/// Serves one tunnel of a peer until it ends.
+pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
+    let Accepted { fd, source, counted: _counted } = accepted;
+    let Some(link) = Box::pin(shake(&world, fd, source)).await else { return };
+    let tunnel = link.tunnel.clone();
+    world.watch(tunnel.clone());
+    let _watched = Watched { world: &world, tunnel: &tunnel };
+    let link = Rc::new(link);
+    tunnel
+        .drive(&|stream, head| {
+            let (gate, world, link) = (world.gate.clone(), world.clone(), link.clone());
+            monoio::spawn(async move {
+                gate.run(answer(world, link, stream, head)).await;
+            });
+        })
+        .await;
+}
+
+/// One tunnel and where it came in.
+struct Link {
+    tunnel: Rc<Tunnel>,
+    source: Source,
+    /// The address of port 15008 that the peer called.
+    local: SocketAddr,
+}
+
+struct Watched<'a> {
+    world: &'a PodWorld,
+    tunnel: &'a Rc<Tunnel>,
+}
+
+impl Drop for Watched<'_> {
+    fn drop(&mut self) {
+        self.world.unwatch(self.tunnel);
+        self.tunnel.abort();
+    }
+}
+
+async fn shake(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Link> {
+    let local = original_destination(fd.as_fd()).ok()?.0;
+    let socket = Socket::new(fd).ok()?;
+    let handshake = async {
+        let (_, workload) = world.shard.local_workload(&world.pod.info).await?;
+        let credential = world.shard.credential(&workload.identity()).await?;
+        accept_tunnel(world, socket, source.0, &credential).await
+    };
+    match handshake.await {
+        Ok(tunnel) => Some(Link { tunnel, source, local }),
+        Err(failure) => {
+            deny_early(&world.shard, Direction::Inbound, source.0, local, &failure);
+            None
+        }
+    }
+}
+
+/// Serves one request of a peer to its end.
+async fn answer(world: Rc<PodWorld>, link: Rc<Link>, stream: Rc<Stream>, head: Box<RequestHead>) {
+    let Some((relay, record, _entered)) = Box::pin(prepare(&world, &link, stream, &head)).await else {
+        return;
+    };
+    drop((world, link, head));
+    record.close(outcome(relay.run().await));
+}
+
+/// A stream that nobody relays yet; dropping it answers nothing more and gives it up.
+struct Unanswered {
+    tunnel: Rc<Tunnel>,
+    stream: Rc<Stream>,
+    relayed: bool,
+}
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if !self.relayed {
+            self.tunnel.release(&self.stream);
+        }
+    }
+}
+
+async fn prepare(
+    world: &Rc<PodWorld>,
+    link: &Link,
+    stream: Rc<Stream>,
+    head: &RequestHead,
+) -> Option<(StreamRelay, Record, Entered)> {
+    let mut unanswered = Unanswered { tunnel: link.tunnel.clone(), stream, relayed: false };
+    let stream = unanswered.stream.clone();
+    let refuse = |status| link.tunnel.respond(&stream, status, None, true);
+    let (snapshot, local, found) = match check(world, link, head).await {
+        Ok(checked) => checked,
+        Err((status, failure)) => {
+            refuse(status);
+            deny_early(&world.shard, Direction::Inbound, link.source.0, link.local, &failure);
+            return None;
+        }
+    };
+    let host = head.forwarded.as_deref().and_then(forwarded_host);
+    let service = found.service(&snapshot, &local, host);
+    let source = source_side(world, link, &snapshot, head);
+    let record = Record::open(
+        &world.shard,
+        About {
+            reporter: Reporter::Destination,
+            src_addr: link.source.0,
+            dst_addr: link.local,
+            hbone_addr: head.authority.as_deref().map(Into::into),
+            source,
+            destination: Side::of(Some(local.clone()), Some(local.identity())),
+            service,
+            security: Security::MutualTls,
+        },
+    );
+    let closer = Closer::default();
+    closer.wake(unanswered.stream.signal.clone());
+    let entered = world.shard.table.enter(Entry {
+        pod: world.pod.uid.clone(),
+        src: link.source.0,
+        original: Original::Host(host.map(Into::into)),
+        actual_dst: found.upstream.0,
+        protocol: LiveProtocol::Hbone,
+        closer: closer.clone(),
+        subject: Some(Subject {
+            source: link.source.ip(),
+            identity: peer(link).cloned(),
+            destination: found.upstream.0,
+            workload: local.clone(),
+        }),
+    });
+    let app = match reach(world, link, &found, &entered).await {
+        Ok(app) => app,
+        Err((status, failure)) => {
+            refuse(status);
+            record.close(Err(failure));
+            return None;
+        }
+    };
+    let baggage = world.shard.settings.response_baggage.then(|| baggage_of(&local));
+    let baggage = baggage.as_deref().filter(|baggage| !baggage.is_empty());
+    link.tunnel.respond(&unanswered.stream, 200, baggage, false);
+    let relay = StreamRelay {
+        app: Rc::new(app),
+        stream: unanswered.stream.clone(),
+        tunnel: link.tunnel.clone(),
+        meter: record.meter().clone(),
+        buffers: world.shard.buffers.clone(),
+        way: Way::ToClient,
+        closer,
+        clean: false,
+    };
+    unanswered.relayed = true;
+    Some((relay, record, entered))
+}
+
+/// Everything that can refuse a request before a policy is asked: the status, and why.
+async fn check(
+    world: &Rc<PodWorld>,
+    link: &Link,
+    head: &RequestHead,
+) -> Result<(Arc<Snapshot>, Arc<Workload>, Inbound), (u16, Failure)> {
+    if head.method != "CONNECT" {
+        return Err((400, Failure::NotConnect(head.method.clone())));
+    }
+    let authority = head.authority.as_deref().unwrap_or_default();
+    Authority::parse(authority).map_err(|error| (400, Failure::InboundRefused(error.into())))?;
+    let shard = &world.shard;
+    let (snapshot, local) = shard.local_workload(&world.pod.info).await.map_err(|failure| (503, failure))?;
+    let found = inbound(&InboundRequest {
+        snapshot: &snapshot,
+        network: &shard.settings.network,
+        local: &local,
+        connection_dst: link.local.ip(),
+        authority,
+        illegal_ports: &shard.settings.illegal_ports,
+    })
+    .map_err(|refuse| (refuse.status(), Failure::InboundRefused(refuse)))?;
+    if found.tunnel.is_some_and(|tunnel| tunnel.protocol == TunnelProtocol::Proxy) {
+        return Err((503, Failure::Refused(Refuse::Unsupported("application tunnel PROXY"))));
+    }
+    Ok((snapshot, local, found))
+}
+
+async fn reach(
+    world: &Rc<PodWorld>,
+    link: &Link,
+    found: &Inbound,
+    entered: &Entered,
+) -> Result<Socket, (u16, Failure)> {
+    if let Some(Verdict::Denied(denial)) = entered.admit(&world.shard.published.load()) {
+        return Err((401, Failure::PolicyRejection(denial)));
+    }
+    let from = world.keeps_source.then_some(link.source.ip());
+    world.dial(found.upstream.0, from).await.map_err(|error| (503, Failure::Application(error.to_string())))
+}
+
+fn peer(link: &Link) -> Option<&Identity> {
+    link.tunnel.peer.identity.as_ref()
+}
+
+/// The caller: by its address, or by what it says where it comes through another network's gateway.
+fn source_side(world: &PodWorld, link: &Link, snapshot: &Snapshot, head: &RequestHead) -> Side {
+    let settings = &world.shard.settings;
+    let identity = peer(link).cloned();
+    let network = head.x_forwarded_network.as_deref();
+    let from_gateway =
+        network.is_some_and(|network| !network.eq_ignore_ascii_case(settings.network.as_bytes()));
+    if !from_gateway {
+        return Side::of(snapshot.workload_at(&settings.network, link.source.ip()).cloned(), identity);
+    }
+    let values: Vec<&[u8]> = head.baggage.iter().map(Vec::as_slice).collect();
+    let told = settings.response_baggage.then(|| Box::new(parse_baggage(&values).party()));
+    Side { workload: None, told, identity }
+}

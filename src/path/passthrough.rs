@@ -1,0 +1,109 @@
+//! Somebody outside the mesh calls a pod in plain text: port 15006. Policies decide without an identity.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+
+use crate::base::net::{Captured, Source};
+use crate::bridge::report::LiveProtocol;
+use crate::mesh::admit::{Verdict, guess_service};
+use crate::mesh::labels::{Reporter, Security};
+use crate::mesh::route::Refuse;
+use crate::path::record::{About, Record, Side, deny_early, outcome};
+use crate::shard::closer::Closer;
+use crate::shard::failure::Failure;
+use crate::shard::pod::{Accepted, PodWorld};
+use crate::shard::socket::Socket;
+use crate::shard::splice::Splice;
+use crate::shard::table::{Entered, Entry, Original, Subject};
+use crate::sys::origdst::original_destination;
+use crate::wire::access_log::Direction;
+
+/// Carries one plain connection to the pod's application.
+pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
+    let Accepted { fd, source, counted: _counted } = accepted;
+    let Some((splice, record, _entered)) = Box::pin(prepare(&world, fd, source)).await else { return };
+    drop(world);
+    record.close(outcome(splice.run().await));
+}
+
+async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(Splice, Record, Entered)> {
+    let shard = &world.shard;
+    let target = original_destination(fd.as_fd()).ok()?;
+    let client = Socket::new(fd).ok()?;
+    let (record, entered, closer) = match enter(world, source, target).await {
+        Ok(entered) => entered,
+        Err(failure) => {
+            deny_early(shard, Direction::Inbound, source.0, target.0, &failure);
+            client.abort();
+            return None;
+        }
+    };
+    match reach(world, source, target, &entered).await {
+        Ok(server) => {
+            let (meter, buffers) = (record.meter().clone(), shard.buffers.clone());
+            let splice = Splice { client, server, meter, buffers, closer, clean: false };
+            Some((splice, record, entered))
+        }
+        Err(failure) => {
+            client.abort();
+            record.close(Err(failure));
+            None
+        }
+    }
+}
+
+/// Opens the record and enters the table, before any policy is asked.
+async fn enter(
+    world: &Rc<PodWorld>,
+    source: Source,
+    target: Captured,
+) -> Result<(Record, Entered, Closer), Failure> {
+    let shard = &world.shard;
+    if shard.settings.illegal_ports.contains(&target.port()) {
+        return Err(Failure::Refused(Refuse::SelfCall));
+    }
+    let (snapshot, local) = shard.local_workload(&world.pod.info).await?;
+    let caller = snapshot.workload_at(&shard.settings.network, source.ip()).cloned();
+    let record = Record::open(
+        shard,
+        About {
+            reporter: Reporter::Destination,
+            src_addr: source.0,
+            dst_addr: target.0,
+            hbone_addr: None,
+            source: Side::of(caller, None),
+            destination: Side::of(Some(local.clone()), Some(local.identity())),
+            service: guess_service(&snapshot, &local, None, target.port()),
+            security: Security::Unknown,
+        },
+    );
+    let closer = Closer::default();
+    let entered = shard.table.enter(Entry {
+        pod: world.pod.uid.clone(),
+        src: source.0,
+        original: Original::Host(None),
+        actual_dst: target.0,
+        protocol: LiveProtocol::Tcp,
+        closer: closer.clone(),
+        subject: Some(Subject {
+            source: source.ip(),
+            identity: None,
+            destination: target.0,
+            workload: local,
+        }),
+    });
+    Ok((record, entered, closer))
+}
+
+async fn reach(
+    world: &Rc<PodWorld>,
+    source: Source,
+    target: Captured,
+    entered: &Entered,
+) -> Result<Socket, Failure> {
+    if let Some(Verdict::Denied(denial)) = entered.admit(&world.shard.published.load()) {
+        return Err(Failure::PolicyRejection(denial));
+    }
+    let from = world.keeps_source.then_some(source.ip());
+    world.dial(target.0, from).await.map_err(|error| Failure::Application(error.to_string()))
+}

@@ -1,0 +1,201 @@
+//! The record of one connection: opened once, closed once on every exit, in metrics and access log alike.
+//! A record that is dropped unclosed belongs to a task that was ended: that is an exit too.
+
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::base::text::Text;
+use crate::mesh::identity::Identity;
+use crate::mesh::labels::{Labels, Party, Reporter, Security, ServiceLabels};
+use crate::mesh::service::Service;
+use crate::mesh::workload::Workload;
+use crate::shard::Shard;
+use crate::shard::closer::CloseReason;
+use crate::shard::failure::Failure;
+use crate::shard::meter::Meter;
+use crate::shard::relay::Ending;
+use crate::wire::access_log::{AccessLine, Direction, End, Event, HboneAddr};
+
+/// One end of a connection, as far as it is known.
+#[derive(Clone, Default)]
+pub struct Side {
+    pub workload: Option<Arc<Workload>>,
+    /// What the peer says of itself, where the workload isn't known.
+    pub told: Option<Box<Party>>,
+    /// `*_principal`; in the log only where the connection is protected by mutual TLS.
+    pub identity: Option<Identity>,
+}
+
+/// What is known of a connection when its record opens.
+pub struct About {
+    pub reporter: Reporter,
+    pub src_addr: SocketAddr,
+    /// Outbound: the next hop. Inbound HBONE: the address of port 15008 that the tunnel came to.
+    pub dst_addr: SocketAddr,
+    /// The authority of the CONNECT.
+    pub hbone_addr: Option<Text>,
+    pub source: Side,
+    pub destination: Side,
+    pub service: Option<Arc<Service>>,
+    pub security: Security,
+}
+
+/// See above.
+pub struct Record {
+    shard: Rc<Shard>,
+    about: Box<About>,
+    meter: Rc<Meter>,
+    closed: bool,
+}
+
+impl Record {
+    /// Counts a connection as opened.
+    pub fn open(shard: &Rc<Shard>, about: About) -> Self {
+        let counters = shard.stats.of(about.labels());
+        counters.open();
+        let meter = Meter::new(counters, Instant::now());
+        let record = Self { shard: shard.clone(), about: Box::new(about), meter, closed: false };
+        record.write(Event::Opened, Duration::ZERO, None);
+        record
+    }
+
+    pub fn meter(&self) -> &Rc<Meter> {
+        &self.meter
+    }
+
+    /// Counts it as closed, and writes its line.
+    pub fn close(mut self, outcome: Result<(), Failure>) {
+        self.settle(outcome.err().as_ref());
+    }
+
+    fn settle(&mut self, failure: Option<&Failure>) {
+        self.closed = true;
+        let flag = failure.map_or(crate::mesh::labels::Flag::None, Failure::flag);
+        self.meter.counters().close(flag);
+        let error = failure.map(|failure| failure as &dyn Display);
+        self.write(Event::Complete, self.meter.started.elapsed(), error);
+    }
+
+    fn write(&self, event: Event, duration: Duration, error: Option<&dyn Display>) {
+        let about = &self.about;
+        let mutual = about.security == Security::MutualTls;
+        let (to_server, to_client) = (self.meter.to_server(), self.meter.to_client());
+        let outbound = about.reporter == Reporter::Source;
+        let line = AccessLine {
+            event,
+            src_addr: about.src_addr,
+            src: about.source.end(mutual),
+            dst_addr: about.dst_addr,
+            dst_hbone_addr: about.hbone_addr.as_deref().map(hbone_addr),
+            dst_service: about.service.as_ref().map(|service| &*service.key.hostname),
+            dst: about.destination.end(mutual),
+            direction: if outbound { Direction::Outbound } else { Direction::Inbound },
+            bytes_sent: if outbound { to_server } else { to_client },
+            bytes_recv: if outbound { to_client } else { to_server },
+            duration,
+            error,
+        };
+        write_line(&self.shard, &line);
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        if !self.closed {
+            self.settle(Some(&Failure::Drained));
+        }
+    }
+}
+
+/// How a relayed connection's ending reads in the record.
+pub fn outcome(ending: Ending) -> Result<(), Failure> {
+    match ending {
+        // A reset is an application's ordinary way to end (reference section 11.3).
+        Ending::Finished | Ending::Reset => Ok(()),
+        Ending::Closed(CloseReason::PolicyChange) => Err(Failure::PolicyChange),
+        Ending::Closed(CloseReason::HalfCloseIdle) => Err(Failure::HalfCloseIdle),
+        Ending::Closed(CloseReason::Drain) => Err(Failure::Drained),
+    }
+}
+
+/// A connection that is refused before anything is known of it: a line, but no metrics.
+pub fn deny_early(shard: &Shard, direction: Direction, src: SocketAddr, dst: SocketAddr, why: &dyn Display) {
+    let line = AccessLine {
+        event: Event::Failed,
+        src_addr: src,
+        src: End::default(),
+        dst_addr: dst,
+        dst_hbone_addr: None,
+        dst_service: None,
+        dst: End::default(),
+        direction,
+        bytes_sent: 0,
+        bytes_recv: 0,
+        duration: Duration::ZERO,
+        error: Some(why),
+    };
+    write_line(shard, &line);
+}
+
+fn write_line(shard: &Shard, line: &AccessLine<'_>) {
+    if !shard.lines().access_enabled(line.level()) {
+        return;
+    }
+    let now = SystemTime::now();
+    shard.write_line(|out| {
+        if shard.settings.log_json { line.write_json(now, out) } else { line.write_plain(now, out) }
+    });
+}
+
+fn hbone_addr(text: &str) -> HboneAddr<'_> {
+    text.parse().map_or(HboneAddr::Named(text), HboneAddr::Address)
+}
+
+impl About {
+    fn labels(&self) -> Labels {
+        Labels {
+            reporter: self.reporter,
+            source: self.source.party(),
+            destination: self.destination.party(),
+            service: self.service.as_deref().map(ServiceLabels::of),
+            security: self.security,
+        }
+    }
+}
+
+impl Side {
+    pub fn of(workload: Option<Arc<Workload>>, identity: Option<Identity>) -> Self {
+        Self { workload, told: None, identity }
+    }
+
+    fn party(&self) -> Option<Party> {
+        let known = self.workload.as_deref().map(Party::of).or_else(|| self.told.as_deref().cloned());
+        match (known, &self.identity) {
+            (None, None) => None,
+            (known, identity) => Some(Party { principal: identity.clone(), ..known.unwrap_or_default() }),
+        }
+    }
+
+    fn end(&self, mutual: bool) -> End<'_> {
+        let identity = self.identity.as_ref().filter(|_| mutual).map(|identity| identity as &dyn Display);
+        let filled = |text: &'_ Text| !text.is_empty();
+        match (&self.workload, &self.told) {
+            (Some(workload), _) => End {
+                workload: Some(&*workload.name),
+                namespace: Some(&*workload.namespace),
+                identity,
+                cluster: Some(&*workload.cluster_id),
+            },
+            (None, Some(told)) => End {
+                workload: Some(&told.canonical_service).filter(|text| filled(text)).map(|text| &**text),
+                namespace: Some(&told.namespace).filter(|text| filled(text)).map(|text| &**text),
+                identity,
+                cluster: Some(&told.cluster).filter(|text| filled(text)).map(|text| &**text),
+            },
+            (None, None) => End { identity, ..End::default() },
+        }
+    }
+}

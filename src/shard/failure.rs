@@ -1,0 +1,136 @@
+//! Why a connection could not be carried, as data: log text, response flag and whose fault follow from it.
+//! Texts are the reference's (section 6.5), since people grep for them.
+
+use std::io;
+
+use crate::base::fault::Whose;
+use crate::mesh::admit::{Denial, InboundRefuse};
+use crate::mesh::labels::Flag;
+use crate::mesh::route::Refuse;
+
+/// Clonable, so that one failed dial can be told to everybody who waited for it.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Failure {
+    #[error("connection timed out, maybe a NetworkPolicy is blocking HBONE port 15008: deadline has elapsed")]
+    TunnelConnectDeadline,
+    #[error("io error: deadline has elapsed")]
+    ConnectDeadline,
+    #[error("io error: {0}")]
+    Io(String),
+    #[error("tls error: {0}")]
+    TlsSetup(String),
+    /// The reference reports a failed handshake as an io error, flag CONNECT.
+    #[error("io error: {0}")]
+    TlsHandshake(String),
+    #[error("tls handshake error: {0}")]
+    InboundHandshake(String),
+    #[error("http2 handshake failed: {0}")]
+    Http2Handshake(String),
+    #[error("h2 failed: {0}")]
+    Http2(String),
+    #[error("identity error: {0}")]
+    Identity(String),
+    #[error("http status: {0}")]
+    Status(Status),
+    #[error("connection failed: {0}")]
+    Application(String),
+    #[error("connection closed due to policy change")]
+    PolicyChange,
+    #[error("connection closed due to policy rejection: {0}")]
+    PolicyRejection(Denial),
+    #[error("connection closed due to connection drain")]
+    Drained,
+    #[error("connection closed: half-closed and idle")]
+    HalfCloseIdle,
+    #[error("failed to fetch information about local workload: {0}")]
+    LocalWorkload(String),
+    #[error(transparent)]
+    Refused(#[from] Refuse),
+    #[error(transparent)]
+    InboundRefused(#[from] InboundRefuse),
+    #[error("expected method CONNECT, got {0}")]
+    NotConnect(String),
+    #[error("pool draining")]
+    PoolDraining,
+    #[error("the mesh is not known yet: waiting for the first configuration")]
+    NotSynced,
+}
+
+/// An HTTP status with its reason phrase.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Status(pub u16);
+
+impl std::fmt::Display for Status {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let reason = match self.0 {
+            400 => "Bad Request",
+            401 => "Unauthorized",
+            403 => "Forbidden",
+            404 => "Not Found",
+            429 => "Too Many Requests",
+            500 => "Internal Server Error",
+            502 => "Bad Gateway",
+            503 => "Service Unavailable",
+            504 => "Gateway Timeout",
+            _ => return write!(f, "{}", self.0),
+        };
+        write!(f, "{} {reason}", self.0)
+    }
+}
+
+impl Failure {
+    pub fn io(error: &io::Error) -> Self {
+        Self::Io(error.to_string())
+    }
+
+    /// `response_flags` of the closed and failed metrics.
+    pub fn flag(&self) -> Flag {
+        match self {
+            Self::TunnelConnectDeadline => Flag::NetworkPolicy,
+            Self::TlsSetup(_) => Flag::TlsFailure,
+            Self::Http2Handshake(_) | Self::Http2(_) => Flag::Http2Handshake,
+            Self::Identity(_) => Flag::Identity,
+            Self::PolicyChange | Self::PolicyRejection(_) => Flag::Deny,
+            // The reference drops the connection's task here, and its flag stays unset.
+            Self::Drained => Flag::None,
+            Self::ConnectDeadline
+            | Self::Io(_)
+            | Self::TlsHandshake(_)
+            | Self::InboundHandshake(_)
+            | Self::Status(_)
+            | Self::Application(_)
+            | Self::HalfCloseIdle
+            | Self::LocalWorkload(_)
+            | Self::Refused(_)
+            | Self::InboundRefused(_)
+            | Self::NotConnect(_)
+            | Self::PoolDraining
+            | Self::NotSynced => Flag::Connect,
+        }
+    }
+
+    /// Who has to change something.
+    pub fn whose(&self) -> Whose {
+        match self {
+            Self::Refused(refuse) => refuse.whose(),
+            Self::HalfCloseIdle => Whose::Client,
+            Self::TunnelConnectDeadline
+            | Self::ConnectDeadline
+            | Self::Io(_)
+            | Self::TlsHandshake(_)
+            | Self::InboundHandshake(_)
+            | Self::Http2Handshake(_)
+            | Self::Http2(_)
+            | Self::Status(_)
+            | Self::InboundRefused(_)
+            | Self::NotConnect(_)
+            | Self::Application(_) => Whose::Peer,
+            Self::PolicyChange
+            | Self::PolicyRejection(_)
+            | Self::LocalWorkload(_)
+            | Self::Identity(_)
+            | Self::NotSynced => Whose::Mesh,
+            Self::TlsSetup(_) | Self::Drained | Self::PoolDraining => Whose::Us,
+        }
+    }
+}

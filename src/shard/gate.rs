@@ -1,0 +1,99 @@
+//! A gate counts who is inside and tells them when it is closed. A pod's connections are inside its gate: closing
+//! it ends them at once, and the pod is gone when the last has left.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use slab::Slab;
+
+use crate::shard::signal::Signal;
+
+/// See above.
+#[derive(Default)]
+pub struct Gate {
+    closed: Cell<bool>,
+    inside: Cell<usize>,
+    waiters: RefCell<Slab<Waker>>,
+    empty: Signal,
+}
+
+impl Gate {
+    /// Runs `work` inside; drops it where the gate closes first, which `None` tells.
+    pub async fn run<R>(self: &Rc<Self>, work: impl Future<Output = R>) -> Option<R> {
+        if self.closed.get() {
+            return None;
+        }
+        self.inside.set(self.inside.get() + 1);
+        let mut place = Place { gate: self.clone(), key: None };
+        let mut work = pin!(work);
+        poll_fn(move |context| {
+            if place.is_closed(context) {
+                return Poll::Ready(None);
+            }
+            work.as_mut().poll(context).map(Some)
+        })
+        .await
+    }
+
+    pub fn close(&self) {
+        self.closed.set(true);
+        let waiters = std::mem::take(&mut *self.waiters.borrow_mut());
+        for (_, waker) in waiters {
+            waker.wake();
+        }
+        if self.inside.get() == 0 {
+            self.empty.raise();
+        }
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    pub fn inside(&self) -> usize {
+        self.inside.get()
+    }
+
+    /// Waits until nobody is inside. One task may wait.
+    pub async fn emptied(&self) {
+        while self.inside.get() > 0 {
+            self.empty.wait().await;
+        }
+    }
+}
+
+/// One that is inside.
+struct Place {
+    gate: Rc<Gate>,
+    key: Option<usize>,
+}
+
+impl Place {
+    fn is_closed(&mut self, context: &Context<'_>) -> bool {
+        if self.gate.closed.get() {
+            return true;
+        }
+        // A task keeps its waker for life, so registering once is enough.
+        if self.key.is_none() {
+            self.key = Some(self.gate.waiters.borrow_mut().insert(context.waker().clone()));
+        }
+        false
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(key) = self.key
+            && !self.gate.closed.get()
+        {
+            self.gate.waiters.borrow_mut().try_remove(key);
+        }
+        self.gate.inside.set(self.gate.inside.get() - 1);
+        if self.gate.inside.get() == 0 {
+            self.gate.empty.raise();
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Bringing a tunnel up, either role: connect, handshake, HTTP/2, each with its deadline.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::base::limits;
+use crate::shard::failure::Failure;
+use crate::shard::pod::PodWorld;
+use crate::shard::pool::Key;
+use crate::shard::shard::within;
+use crate::shard::socket::Socket;
+use crate::shard::stats::bump;
+use crate::shard::tunnel::{Parts, Tunnel};
+use crate::tls::config::Credential;
+use crate::tls::handshake::{Established, Handshake, HandshakeError, Progress};
+use crate::wire::h2::{Connection, Settings};
+
+/// Bytes of a handshake flight read at once.
+const FLIGHT_BYTES: usize = 8 * 1024;
+/// Streams that a peer may open on one tunnel (the reference's value).
+const OFFERED_STREAMS: u32 = 200;
+/// Header list that either role takes (the reference's values).
+const CLIENT_HEADER_LIST_BYTES: u32 = 16 * 1024;
+const SERVER_HEADER_LIST_BYTES: u32 = 64 * 1024;
+/// Windows start here and grow while their reader keeps up, so that unread streams hold little.
+const START_WINDOW_BYTES: u32 = 256 * 1024;
+
+/// Dials a tunnel for a pool's key and starts driving it.
+pub async fn dial_tunnel(world: Rc<PodWorld>, key: Key) -> Result<Rc<Tunnel>, Failure> {
+    let credential = world.shard.credential(&key.identity).await?;
+    let socket = world.dial(key.destination, None).await.map_err(|error| match error.kind() {
+        ErrorKind::TimedOut => Failure::TunnelConnectDeadline,
+        _ => Failure::io(&error),
+    })?;
+    let handshake = Handshake::client(&credential, Arc::clone(&key.expected));
+    let handshake = handshake.map_err(|error| Failure::TlsSetup(error.to_string()))?;
+    let (established, tail) =
+        shake(&world, &socket, handshake).await.map_err(|error| Failure::TlsHandshake(error.to_string()))?;
+    let http2 = Connection::client(&settings(&world, CLIENT_HEADER_LIST_BYTES), Instant::now());
+    let tunnel = assemble(&world, socket, key.destination, established, tail, http2);
+    let driven = tunnel.clone();
+    monoio::spawn(async move {
+        // A server opens no streams towards us: HTTP/2 refuses that before it comes here.
+        let end = driven.drive(&|_, _| {}).await;
+        tracing::debug!(target: "ztunnel::proxy::h2::client", "tunnel to {} ended: {end}", driven.remote);
+    });
+    Ok(tunnel)
+}
+
+/// Takes the server's part on an accepted socket. The caller drives the tunnel.
+pub async fn accept_tunnel(
+    world: &Rc<PodWorld>,
+    socket: Socket,
+    remote: SocketAddr,
+    credential: &Credential,
+) -> Result<Rc<Tunnel>, Failure> {
+    let handshake =
+        Handshake::server(credential).map_err(|error| Failure::InboundHandshake(error.to_string()))?;
+    let (established, tail) = shake(world, &socket, handshake)
+        .await
+        .map_err(|error| Failure::InboundHandshake(error.to_string()))?;
+    let http2 = Connection::server(&settings(world, SERVER_HEADER_LIST_BYTES), Instant::now());
+    Ok(assemble(world, socket, remote, established, tail, http2))
+}
+
+/// Why a handshake came to nothing.
+#[derive(Debug, thiserror::Error)]
+enum Shaking {
+    #[error(transparent)]
+    Tls(#[from] HandshakeError),
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    #[error("no handshake within {} ms", limits::HANDSHAKE_DEADLINE_MS)]
+    Deadline,
+}
+
+async fn shake(
+    world: &PodWorld,
+    socket: &Socket,
+    handshake: Handshake,
+) -> Result<(Established, Vec<u8>), Shaking> {
+    let engine = &world.shard.stats.engine;
+    let outcome = match within(limits::HANDSHAKE_DEADLINE_MS, exchange(socket, handshake)).await {
+        Some(outcome) => outcome,
+        None => Err(Shaking::Deadline),
+    };
+    bump(if outcome.is_ok() { &engine.tls_handshakes } else { &engine.tls_handshake_failures });
+    outcome
+}
+
+async fn exchange(socket: &Socket, mut handshake: Handshake) -> Result<(Established, Vec<u8>), Shaking> {
+    let mut incoming = Vec::new();
+    loop {
+        let mut outgoing = Vec::new();
+        let progress = handshake.advance(&mut incoming, &mut outgoing);
+        send_all(socket, &outgoing).await?;
+        if let Progress::Done(established) = progress? {
+            return Ok((*established, incoming));
+        }
+        receive_some(socket, &mut incoming).await?;
+    }
+}
+
+async fn send_all(socket: &Socket, mut bytes: &[u8]) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        match socket.send(bytes) {
+            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => socket.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+async fn receive_some(socket: &Socket, into: &mut Vec<u8>) -> std::io::Result<()> {
+    loop {
+        socket.readable().await?;
+        let kept = into.len();
+        into.resize(kept + FLIGHT_BYTES, 0);
+        let got = socket.receive(into.get_mut(kept..).unwrap_or_default());
+        into.truncate(kept + *got.as_ref().unwrap_or(&0));
+        match got {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+fn assemble(
+    world: &PodWorld,
+    socket: Socket,
+    remote: SocketAddr,
+    established: Established,
+    tail: Vec<u8>,
+    http2: Connection,
+) -> Rc<Tunnel> {
+    let local = socket.local().unwrap_or(remote);
+    let parts = Parts { socket, local, remote, established, tail, http2 };
+    Tunnel::new(parts, world.shard.buffers.clone(), world.shard.stats.clone())
+}
+
+fn settings(world: &PodWorld, header_list_bytes: u32) -> Settings {
+    let settings = &world.shard.settings;
+    Settings {
+        stream_window_bytes: settings.stream_window_bytes,
+        connection_window_bytes: settings.connection_window_bytes,
+        frame_bytes: settings.frame_bytes,
+        max_streams: OFFERED_STREAMS,
+        header_list_bytes,
+        start_window_bytes: START_WINDOW_BYTES.min(settings.stream_window_bytes),
+    }
+}

@@ -1,0 +1,138 @@
+//! What control orders, carried out in the order it was posted. What takes time runs as a task of its own.
+
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use monoio::net::UnixStream;
+
+use crate::base::limits;
+use crate::base::text::Text;
+use crate::bridge::mailbox::Letterbox;
+use crate::bridge::order::{Ending, Order, Pod};
+use crate::bridge::report::Report;
+use crate::shard::Shard;
+use crate::shard::pod::PodWorld;
+use crate::shard::ready::{Woke, wait};
+use crate::shard::shard::within;
+use crate::shard::signal::Signal;
+use crate::shard::stats::bump;
+
+/// Takes orders until a drain has been ordered and has ended.
+pub(super) async fn carry_out(shard: &Rc<Shard>, orders: Letterbox<Order>) {
+    let bell = match orders.bell().try_clone().and_then(UnixStream::from_std) {
+        Ok(bell) => bell,
+        Err(error) => {
+            tracing::error!("shard {} can't hear its orders: {error}", shard.index);
+            return;
+        }
+    };
+    let drained = Signal::default();
+    let mut ringing = pin!(None);
+    loop {
+        orders.silence();
+        while let Some(order) = orders.take() {
+            carry_out_one(shard, order, &drained);
+        }
+        if ringing.is_none() {
+            ringing.set(Some(bell.readable(false)));
+        }
+        let never = pin!(None::<std::future::Pending<()>>);
+        match wait(&drained, ringing.as_mut(), never).await {
+            Woke::Signal => return,
+            Woke::Readable | Woke::Writable => ringing.set(None),
+        }
+    }
+}
+
+fn carry_out_one(shard: &Rc<Shard>, order: Order, drained: &Signal) {
+    match order {
+        Order::Start(pod) => start(shard, pod),
+        Order::Stop { uid, how } => stop(shard, uid, how),
+        Order::Look => look(shard),
+        Order::Scrape(answer) => drop(answer.try_send(shard.stats.report(shard.index))),
+        Order::Connections(answer) => drop(answer.try_send(shard.table.report())),
+        Order::Drain { grace } => {
+            let (shard, drained) = (shard.clone(), drained.clone());
+            monoio::spawn(async move {
+                drain(&shard, grace).await;
+                drained.raise();
+            });
+        }
+    }
+}
+
+fn start(shard: &Rc<Shard>, pod: Arc<Pod>) {
+    let uid = pod.uid.clone();
+    let result = if shard.pods.borrow().contains_key(&uid) {
+        Err(format!("pod {uid} has listeners already"))
+    } else {
+        PodWorld::start(shard, pod)
+    };
+    let result = result.map(|world| drop(shard.pods.borrow_mut().insert(uid.clone(), world)));
+    let shard = shard.clone();
+    monoio::spawn(async move {
+        let index = shard.index;
+        shard.report(Report::Started { uid, shard: index, result }).await;
+    });
+}
+
+fn stop(shard: &Rc<Shard>, uid: Text, how: Ending) {
+    let world = shard.pods.borrow_mut().remove(&uid);
+    let shard = shard.clone();
+    monoio::spawn(async move {
+        if let Some(world) = world {
+            if let Ending::Graceful(grace) = how {
+                let _ = within(millis(grace), end_gracefully(&world)).await;
+            }
+            world.end().await;
+        }
+        let index = shard.index;
+        shard.report(Report::Stopped { uid, shard: index }).await;
+    });
+}
+
+/// Wakes whoever waits for the mesh or a certificate, and asks the policies again where they changed.
+fn look(shard: &Rc<Shard>) {
+    let snapshot = shard.published.load();
+    shard.looked.raise();
+    if shard.seen_policies.replace(snapshot.policy_version()) != snapshot.policy_version() {
+        for _ in 0..shard.table.ask_again(&snapshot) {
+            bump(&shard.stats.engine.policy_closes);
+        }
+    }
+}
+
+/// Listeners go to the successor, tunnels take no new streams, and what is open goes on until its end or the grace's.
+async fn drain(shard: &Rc<Shard>, grace: Duration) {
+    let pods: Vec<_> = shard.pods.borrow().values().cloned().collect();
+    let ends: Vec<_> = pods
+        .iter()
+        .cloned()
+        .map(|world| {
+            monoio::spawn(async move { within(millis(grace), end_gracefully(&world)).await.is_some() })
+        })
+        .collect();
+    for (world, end) in pods.iter().zip(ends) {
+        if !end.await {
+            tracing::warn!(
+                target: "ztunnel::drain",
+                "drain duration expired with pending connections, forcefully shutting down",
+            );
+        }
+        let _ = within(limits::FORCED_END_MS, world.end()).await;
+    }
+    shard.report(Report::Drained { shard: shard.index }).await;
+}
+
+async fn end_gracefully(world: &Rc<PodWorld>) {
+    world.drain_tunnels();
+    world.close_doors().await;
+    world.drain_tunnels();
+    world.gate.emptied().await;
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,276 @@
+//! A pod as one shard serves it: its listeners, its pool, its connections. Everything a connection's path needs of
+//! the world hangs off this.
+
+use std::cell::{Cell, RefCell};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use monoio::net::TcpListener;
+
+use crate::base::limits;
+use crate::base::net::Source;
+use crate::bridge::order::{Pod, PodKind};
+use crate::mesh::labels::Reporter;
+use crate::shard::Shard;
+use crate::shard::gate::Gate;
+use crate::shard::handover;
+use crate::shard::pool::Pool;
+use crate::shard::socket::Socket;
+use crate::shard::stats::{OpenSocket, bump};
+use crate::shard::tunnel::Tunnel;
+use crate::sys::listener::{self, ListenError, ListenerPlan, Listening};
+use crate::sys::netns::Netns;
+use crate::sys::socket::{Dial, connect_result, dial, tune};
+
+/// Which captured port a connection came in by.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Port {
+    Outbound,
+    InboundPlaintext,
+    InboundHbone,
+}
+
+impl Port {
+    /// `component` of the reference's log lines.
+    pub fn component(self) -> &'static str {
+        match self {
+            Self::Outbound => "outbound",
+            Self::InboundPlaintext => "inbound plaintext",
+            Self::InboundHbone => "inbound",
+        }
+    }
+
+    fn reporter(self) -> Reporter {
+        match self {
+            Self::Outbound => Reporter::Source,
+            Self::InboundPlaintext | Self::InboundHbone => Reporter::Destination,
+        }
+    }
+}
+
+/// A connection as it was accepted.
+pub struct Accepted {
+    pub fd: OwnedFd,
+    pub source: Source,
+    /// Counts the socket as open.
+    pub counted: OpenSocket,
+}
+
+/// See above.
+pub struct PodWorld {
+    pub shard: Rc<Shard>,
+    pub pod: Arc<Pod>,
+    pub pool: Rc<Pool>,
+    /// Whether dials to the application keep the caller's address.
+    pub keeps_source: bool,
+    /// Connections of the pod are inside.
+    pub gate: Rc<Gate>,
+    /// Accept loops are inside.
+    doors: Rc<Gate>,
+    listeners: RefCell<Vec<(Port, Rc<TcpListener>)>>,
+    inbound_tunnels: RefCell<Vec<Rc<Tunnel>>>,
+    draining: Cell<bool>,
+}
+
+impl PodWorld {
+    /// Puts the pod's listeners up and starts accepting.
+    pub fn start(shard: &Rc<Shard>, pod: Arc<Pod>) -> Result<Rc<Self>, String> {
+        let (listening, keeps_source) = put_up(shard, &pod).map_err(|error| error.to_string())?;
+        let mut listeners = Vec::new();
+        for (port, listening) in listening {
+            let listener = TcpListener::from_std(std::net::TcpListener::from(listening.fd))
+                .map_err(|error| format!("cannot register the listener of {}: {error}", port.component()))?;
+            listeners.push((port, Rc::new(listener)));
+        }
+        let world = Rc::new(Self {
+            shard: shard.clone(),
+            pool: Rc::new(Pool::new(shard.settings.pool_streams, shard.stats.clone())),
+            pod,
+            keeps_source,
+            gate: Rc::default(),
+            doors: Rc::default(),
+            listeners: RefCell::new(listeners.clone()),
+            inbound_tunnels: RefCell::default(),
+            draining: Cell::new(false),
+        });
+        for (port, listener) in listeners {
+            let world = world.clone();
+            monoio::spawn(async move {
+                let doors = world.doors.clone();
+                doors.run(world.accept(port, &listener)).await;
+            });
+        }
+        Ok(world)
+    }
+
+    async fn accept(self: &Rc<Self>, port: Port, listener: &TcpListener) {
+        loop {
+            if listener.readable(false).await.is_err() {
+                monoio::time::sleep(Duration::from_millis(limits::ACCEPT_PAUSE_MS)).await;
+            }
+            if self.accept_waiting(port, listener, limits::ACCEPTS_A_TURN).is_err() {
+                // The connection stays in the queue, so trying again at once would spin.
+                bump(&self.shard.stats.engine.accept_pauses);
+                monoio::time::sleep(Duration::from_millis(limits::ACCEPT_PAUSE_MS)).await;
+            }
+        }
+    }
+
+    /// Accepts what waits, up to a number; an error where descriptors or memory are short.
+    pub(super) fn accept_waiting(
+        self: &Rc<Self>,
+        port: Port,
+        listener: &TcpListener,
+        most: usize,
+    ) -> Result<usize, ()> {
+        for count in 0..most {
+            match listener::accept(crate::sys::lend::lend(listener)) {
+                Ok((fd, source)) => self.serve(port, fd, source),
+                Err(error) if listener::is_descriptor_shortage(&error) => return Err(()),
+                Err(error) => {
+                    if error.kind() != std::io::ErrorKind::WouldBlock {
+                        tracing::error!(target: "ztunnel::proxy", "Failed TCP handshake {error}");
+                    }
+                    return Ok(count);
+                }
+            }
+        }
+        Ok(most)
+    }
+
+    fn serve(self: &Rc<Self>, port: Port, fd: OwnedFd, source: SocketAddr) {
+        let keepalive = self.shard.settings.keepalive.filter(|_| port != Port::InboundHbone);
+        tune(fd.as_fd(), keepalive.as_ref());
+        let counted = self.shard.stats.socket(port.reporter());
+        let accepted = Accepted { fd, source: Source::new(source), counted };
+        (self.shard.ways.serve)(self.clone(), port, accepted);
+    }
+
+    /// Dials from within the pod, with a deadline.
+    pub async fn dial(&self, to: SocketAddr, from: Option<IpAddr>) -> std::io::Result<Socket> {
+        let settings = &self.shard.settings;
+        let mark = settings.mark.filter(|_| self.pod.kind == PodKind::Workload);
+        let plan = Dial { to, from, mark, keepalive: settings.keepalive };
+        let dialled = within(self.pod.netns.as_ref(), || dial(&plan))?.map_err(|error| repeat(error.io()))?;
+        if let Some(warning) = &dialled.warning {
+            tracing::warn!(target: "ztunnel::proxy", "{warning}");
+        }
+        let socket = Socket::new(dialled.fd)?;
+        let connect = async {
+            loop {
+                socket.writable().await?;
+                match connect_result(socket.fd()) {
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                    outcome => return outcome,
+                }
+            }
+        };
+        let deadline = Duration::from_millis(limits::CONNECT_DEADLINE_MS);
+        match monoio::time::timeout(deadline, connect).await {
+            Ok(outcome) => outcome.map(|()| socket),
+            Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
+        }
+    }
+
+    /// Keeps an inbound tunnel in sight, for drains and deadlines.
+    pub fn watch(&self, tunnel: Rc<Tunnel>) {
+        if self.draining.get() {
+            tunnel.drain();
+        }
+        self.inbound_tunnels.borrow_mut().push(tunnel);
+    }
+
+    pub fn unwatch(&self, tunnel: &Rc<Tunnel>) {
+        self.inbound_tunnels.borrow_mut().retain(|other| !Rc::ptr_eq(other, tunnel));
+    }
+
+    /// Looks after deadlines; called about once a second.
+    pub fn tick(&self, now: std::time::Instant) {
+        for tunnel in self.inbound_tunnels.borrow().iter() {
+            tunnel.tick(now, None);
+        }
+        for tunnel in self.pool.tunnels() {
+            tunnel.tick(now, Some(self.shard.settings.pool_idle));
+        }
+        self.pool.tick();
+    }
+
+    /// Stops accepting; what waits in the listeners' queues is served first.
+    pub async fn close_doors(self: &Rc<Self>) {
+        self.draining.set(true);
+        self.doors.close();
+        let listeners = self.listeners.take();
+        handover::hand_over(self, &listeners).await;
+    }
+
+    /// GOAWAY on every tunnel: streams go on, new ones are for the successor.
+    pub fn drain_tunnels(&self) {
+        for tunnel in self.inbound_tunnels.borrow().iter() {
+            tunnel.drain();
+        }
+        for tunnel in self.pool.tunnels() {
+            tunnel.drain();
+        }
+    }
+
+    /// Ends everything of the pod now, and waits until it is gone.
+    pub async fn end(&self) {
+        self.doors.close();
+        self.listeners.take();
+        self.gate.close();
+        for tunnel in self.pool.tunnels() {
+            tunnel.abort();
+        }
+        self.gate.emptied().await;
+    }
+}
+
+/// All listeners of a pod, made in its namespace, and whether they may keep sources.
+fn put_up(shard: &Shard, pod: &Pod) -> Result<(Vec<(Port, Listening)>, bool), ListenError> {
+    let settings = &shard.settings;
+    let own = pod.kind == PodKind::OwnInbound;
+    let ports = [
+        (Port::Outbound, settings.outbound),
+        (Port::InboundPlaintext, settings.inbound_plaintext),
+        (Port::InboundHbone, settings.inbound),
+    ];
+    let make = || {
+        let mut all = Vec::new();
+        for (port, addr) in ports.into_iter().filter(|(port, _)| !own || *port == Port::InboundHbone) {
+            let plan = ListenerPlan {
+                addr,
+                mark: settings.mark.filter(|_| !own),
+                // Several shards share the port even where two processes must not.
+                reuse_port: settings.port_reuse || settings.pod_shards > 1,
+                transparent: if own { Some(false) } else { settings.original_source },
+            };
+            let listening = listener::listen(&plan)?;
+            if let Some(warning) = &listening.warning {
+                tracing::warn!(target: "ztunnel::inpod::config", "{warning}");
+            }
+            all.push((port, listening));
+        }
+        Ok(all)
+    };
+    let first = settings.inbound;
+    let all =
+        within(pod.netns.as_ref(), make).map_err(|error| ListenError::Bind { addr: first, error })??;
+    let keeps_source = !own && all.iter().all(|(_, listening)| listening.transparent);
+    Ok((all, keeps_source))
+}
+
+/// Runs something in a pod's namespace, or where the thread is.
+pub(super) fn within<R>(netns: Option<&Netns>, work: impl FnOnce() -> R) -> std::io::Result<R> {
+    match netns {
+        Some(netns) => netns.run(work),
+        None => Ok(work()),
+    }
+}
+
+/// What `io::Error` lacks: a copy.
+fn repeat(error: &std::io::Error) -> std::io::Error {
+    error.raw_os_error().map_or_else(|| error.kind().into(), std::io::Error::from_raw_os_error)
+}

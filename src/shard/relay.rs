@@ -1,0 +1,172 @@
+//! Bytes between an application's socket and a tunnel's stream. What comes down the tunnel is written by the
+//! tunnel's own task; this one reads the application, hands over what waited, and carries both ends' endings:
+//! FIN as END_STREAM, RST as RST_STREAM, and the same the other way round.
+
+use std::io::ErrorKind;
+use std::pin::pin;
+use std::rc::Rc;
+
+use crate::base::limits::RECORDS_A_TURN;
+use crate::shard::buffers::{Buffers, HEADROOM_BYTES, SLOT_PAYLOAD_BYTES, payload_places};
+use crate::shard::closer::{CloseReason, Closer};
+use crate::shard::meter::{Meter, Way};
+use crate::shard::ready::{Woke, wait};
+use crate::shard::socket::Socket;
+use crate::shard::stream::Stream;
+use crate::shard::tunnel::Tunnel;
+use crate::wire::h2::Code;
+
+/// Payloads up to this size are gathered with others of the same turn into one record.
+const SMALL_BYTES: usize = 4 * 1024;
+/// Payload taken from one application in a row before others get their turn.
+const TURN_BYTES: usize = 512 * 1024;
+
+/// How a relayed connection ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ending {
+    /// Both sides finished.
+    Finished,
+    /// One side reset it, and the other was told so.
+    Reset,
+    Closed(CloseReason),
+}
+
+/// Both ends of a relayed stream.
+pub struct StreamRelay {
+    pub app: Rc<Socket>,
+    pub stream: Rc<Stream>,
+    pub tunnel: Rc<Tunnel>,
+    pub meter: Rc<Meter>,
+    pub buffers: Rc<Buffers>,
+    /// The way of what the application sends.
+    pub way: Way,
+    pub closer: Closer,
+    /// Set at the end where both sides finished in order.
+    pub clean: bool,
+}
+
+/// What one turn of reading the application came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Pumped {
+    /// Wait until the application is readable.
+    WaitApp,
+    /// Wait until the stream may send again.
+    WaitStream,
+    Finished,
+    Failed,
+}
+
+impl StreamRelay {
+    /// Relays until both sides have ended or something ended both. Dropped before that, it resets both.
+    pub async fn run(mut self) -> Ending {
+        let down = match self.way {
+            Way::ToServer => Way::ToClient,
+            Way::ToClient => Way::ToServer,
+        };
+        self.stream.attach(self.app.clone(), self.meter.clone(), down);
+        let ending = self.carry().await;
+        self.clean = ending == Ending::Finished;
+        ending
+    }
+
+    async fn carry(&self) -> Ending {
+        let mut readable = pin!(None);
+        let mut writable = pin!(None);
+        let mut pumped = Pumped::WaitApp;
+        let mut slots = 1;
+        loop {
+            if let Some(ending) = self.over(pumped) {
+                return ending;
+            }
+            if pumped == Pumped::WaitApp && readable.is_none() {
+                readable.set(Some(self.app.readable()));
+            }
+            if !self.stream.has_waiting() {
+                writable.set(None);
+            } else if writable.is_none() {
+                writable.set(Some(self.app.writable()));
+            }
+            match wait(&self.stream.signal, readable.as_mut(), writable.as_mut()).await {
+                Woke::Signal => {
+                    if pumped == Pumped::WaitStream {
+                        pumped = self.pump(&mut slots);
+                    }
+                }
+                Woke::Readable => {
+                    readable.set(None);
+                    pumped = self.pump(&mut slots);
+                }
+                Woke::Writable => {
+                    writable.set(None);
+                    self.stream.hand_over_waiting();
+                }
+            }
+        }
+    }
+
+    /// Whether the connection is over after what is known now.
+    fn over(&self, pumped: Pumped) -> Option<Ending> {
+        if let Some(reason) = self.closer.reason() {
+            return Some(Ending::Closed(reason));
+        }
+        if pumped == Pumped::Failed || self.stream.sink_failed().is_some() {
+            return Some(Ending::Reset);
+        }
+        match self.stream.reset_by_peer() {
+            // A peer that resets without an error has no more to say and wants no more (RFC 9113 section 8.1).
+            Some(Code::NO_ERROR) if !self.stream.has_waiting() => return Some(Ending::Finished),
+            Some(Code::NO_ERROR) | None => {}
+            Some(_) => return Some(Ending::Reset),
+        }
+        (pumped == Pumped::Finished && self.stream.drained()).then_some(Ending::Finished)
+    }
+
+    /// Reads the application and sends what it gave, until one of them has enough.
+    fn pump(&self, slots: &mut usize) -> Pumped {
+        let mut left = TURN_BYTES;
+        loop {
+            let room = self.tunnel.capacity(&self.stream);
+            if room == 0 {
+                return Pumped::WaitStream;
+            }
+            let wanted = room.min(*slots * SLOT_PAYLOAD_BYTES);
+            let mut scratch = self.buffers.bulk.borrow_mut();
+            let got = match self.app.receive_vectored(&mut payload_places(&mut scratch, wanted)) {
+                Ok(0) => {
+                    self.tunnel.finish(&self.stream);
+                    return Pumped::Finished;
+                }
+                Ok(got) => got,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Pumped::WaitApp,
+                Err(_) => return Pumped::Failed,
+            };
+            self.meter.add(self.way, got);
+            if got <= SMALL_BYTES {
+                let payload = scratch.get(HEADROOM_BYTES..HEADROOM_BYTES + got).unwrap_or_default();
+                self.tunnel.send_small(&self.stream, payload);
+            } else {
+                self.tunnel.send_slots(&self.stream, &mut scratch, got);
+            }
+            if got < wanted {
+                *slots = (got / SLOT_PAYLOAD_BYTES + 1).min(*slots);
+                return Pumped::WaitApp;
+            }
+            *slots = (*slots * 2).min(RECORDS_A_TURN);
+            left = left.saturating_sub(got);
+            if left == 0 {
+                // Readable at once where there is more; the ring puts others in between.
+                return Pumped::WaitApp;
+            }
+        }
+    }
+}
+
+impl Drop for StreamRelay {
+    fn drop(&mut self) {
+        if !self.clean {
+            self.tunnel.reset(&self.stream, Code::CANCEL);
+            self.app.abort();
+        }
+        self.tunnel.release(&self.stream);
+    }
+}

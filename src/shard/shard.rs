@@ -1,0 +1,218 @@
+//! One shard: what it knows, how it waits for its certificates and the mesh, and its heartbeat.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::base::limits;
+use crate::base::text::Text;
+use crate::bridge::identities::{Identities, Standing};
+use crate::bridge::lines::{LineSink, Lines};
+use crate::bridge::mailbox::{Letterbox, Mailbox};
+use crate::bridge::order::{Order, PodInfo};
+use crate::bridge::published::Published;
+use crate::bridge::report::Report;
+use crate::bridge::settings::Settings;
+use crate::mesh::identity::Identity;
+use crate::mesh::snapshot::Snapshot;
+use crate::mesh::workload::Workload;
+use crate::shard::buffers::Buffers;
+use crate::shard::failure::Failure;
+use crate::shard::orders;
+use crate::shard::pod::{Accepted, PodWorld, Port};
+use crate::shard::signal::{Broadcast, Signal};
+use crate::shard::stats::Stats;
+use crate::shard::table::Table;
+use crate::tls::config::Credential;
+
+/// Lines are handed to the writer in chunks of about this size, or when a second has passed.
+const LINES_BYTES: usize = 16 * 1024;
+
+/// Where accepted connections go. `path` fills this in, since a shard must not know it.
+#[derive(Clone, Copy)]
+pub struct Ways {
+    /// Spawns the task that serves the connection, inside the pod's gate.
+    pub serve: fn(Rc<PodWorld>, Port, Accepted),
+}
+
+/// What a shard is started with.
+pub struct Seed {
+    pub index: usize,
+    pub settings: Arc<Settings>,
+    pub published: Arc<Published>,
+    pub identities: Arc<Identities>,
+    pub orders: Letterbox<Order>,
+    pub reports: Mailbox<Report>,
+    pub lines: LineSink,
+    /// Milliseconds since some moment, written about once a second: control sees that the shard lives.
+    pub heartbeat: Arc<AtomicU64>,
+    pub ways: Ways,
+}
+
+/// See above. All tasks of the shard hold it.
+pub struct Shard {
+    pub index: usize,
+    pub settings: Arc<Settings>,
+    pub published: Arc<Published>,
+    pub buffers: Rc<Buffers>,
+    pub stats: Rc<Stats>,
+    pub table: Rc<Table>,
+    pub random: RefCell<fastrand::Rng>,
+    pub ways: Ways,
+    pub(super) pods: RefCell<HashMap<Text, Rc<PodWorld>, foldhash::fast::RandomState>>,
+    pub(super) reports: Mailbox<Report>,
+    /// Raised when the snapshot or an identity changed.
+    pub(super) looked: Broadcast,
+    pub(super) seen_policies: Cell<u64>,
+    identities: Arc<Identities>,
+    lines: LineSink,
+    unwritten: RefCell<(Vec<u8>, u64)>,
+}
+
+/// Runs a shard until its drain has ended.
+pub async fn run(seed: Seed) {
+    let shard = Rc::new(Shard {
+        index: seed.index,
+        settings: seed.settings,
+        published: seed.published,
+        buffers: Rc::default(),
+        stats: Rc::default(),
+        table: Rc::default(),
+        random: RefCell::new(fastrand::Rng::new()),
+        ways: seed.ways,
+        pods: RefCell::default(),
+        reports: seed.reports,
+        looked: Broadcast::default(),
+        seen_policies: Cell::new(0),
+        identities: seed.identities,
+        lines: seed.lines,
+        unwritten: RefCell::default(),
+    });
+    let ticking = shard.clone();
+    monoio::spawn(async move { ticking.tick_for_ever(&seed.heartbeat).await });
+    orders::carry_out(&shard, seed.orders).await;
+    shard.hand_over_lines();
+}
+
+impl Shard {
+    async fn tick_for_ever(&self, heartbeat: &AtomicU64) {
+        let started = Instant::now();
+        loop {
+            monoio::time::sleep(Duration::from_millis(limits::TICK_MS)).await;
+            let now = Instant::now();
+            let pods: Vec<_> = self.pods.borrow().values().cloned().collect();
+            for pod in pods {
+                pod.tick(now);
+            }
+            self.hand_over_lines();
+            let millis = u64::try_from(now.duration_since(started).as_millis()).unwrap_or(u64::MAX);
+            heartbeat.store(millis, Ordering::Relaxed);
+        }
+    }
+
+    /// Tells control; a full mailbox is waited for, since control's bookkeeping rests on reports.
+    pub async fn report(&self, report: Report) {
+        let mut report = report;
+        while let Err(back) = self.reports.post(report) {
+            report = back;
+            monoio::time::sleep(Duration::from_millis(limits::MAILBOX_RETRY_MS)).await;
+        }
+    }
+
+    /// The mesh, once its first complete configuration is there; waits for it within a bound.
+    pub async fn synced(&self) -> Result<Arc<Snapshot>, Failure> {
+        let snapshot = self.published.load();
+        if snapshot.synced {
+            return Ok(snapshot);
+        }
+        let wait = self.until(|| Some(self.published.load()).filter(|snapshot| snapshot.synced));
+        within(limits::LOCAL_WORKLOAD_DEADLINE_MS, wait).await.ok_or(Failure::NotSynced)
+    }
+
+    /// The mesh's record of a pod of this node; waits for it within a bound.
+    pub async fn local_workload(&self, pod: &PodInfo) -> Result<(Arc<Snapshot>, Arc<Workload>), Failure> {
+        let find = || {
+            let snapshot = self.published.load();
+            let found = snapshot.local_workload((&pod.name, &pod.namespace, &pod.service_account)).cloned();
+            found.filter(|_| snapshot.synced).map(|workload| (snapshot, workload))
+        };
+        if let Some(found) = find() {
+            return Ok(found);
+        }
+        if let Some(found) = within(limits::LOCAL_WORKLOAD_DEADLINE_MS, self.until(find)).await {
+            return Ok(found);
+        }
+        let PodInfo { name, namespace, service_account } = pod;
+        let who = format!("{service_account}.{namespace} ({name})");
+        tracing::warn!(target: "ztunnel::state", "timed out waiting for workload '{who}' from xds");
+        Err(Failure::LocalWorkload(format!("unknown workload {who}")))
+    }
+
+    /// A valid certificate of an identity; asks for it and waits within a bound where there is none yet.
+    pub async fn credential(&self, identity: &Identity) -> Result<Arc<Credential>, Failure> {
+        let mut asked = false;
+        let started = Instant::now();
+        loop {
+            let changed = self.looked.subscribe();
+            match self.identities.lookup(identity, SystemTime::now()) {
+                Some(Standing::Available(credential)) => return Ok(credential),
+                Some(Standing::Unavailable(why)) if asked => return Err(Failure::Identity(why.to_string())),
+                Some(Standing::Unavailable(_) | Standing::Initializing) | None => {}
+            }
+            if !asked {
+                asked = true;
+                self.report(Report::Want(identity.clone())).await;
+            }
+            let spent = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
+            let left = limits::CERTIFICATE_DEADLINE_MS.saturating_sub(spent);
+            if within(left, changed.wait()).await.is_none() {
+                return Err(Failure::Identity(format!(
+                    "timed out waiting for the certificate of {identity}"
+                )));
+            }
+        }
+    }
+
+    /// Looks again whenever the snapshot or an identity changed.
+    async fn until<R>(&self, mut find: impl FnMut() -> Option<R>) -> R {
+        loop {
+            let changed: Signal = self.looked.subscribe();
+            if let Some(found) = find() {
+                return found;
+            }
+            changed.wait().await;
+        }
+    }
+
+    /// Appends log lines; they leave in chunks, so that a busy shard doesn't wake the writer for each.
+    pub fn write_line(&self, write: impl FnOnce(&mut Vec<u8>)) {
+        let full = {
+            let mut unwritten = self.unwritten.borrow_mut();
+            write(&mut unwritten.0);
+            unwritten.1 += 1;
+            unwritten.0.len() >= LINES_BYTES || unwritten.1 == 1
+        };
+        if full {
+            self.hand_over_lines();
+        }
+    }
+
+    pub fn lines(&self) -> &LineSink {
+        &self.lines
+    }
+
+    fn hand_over_lines(&self) {
+        let (bytes, count) = self.unwritten.take();
+        if count > 0 {
+            self.lines.send(Lines { bytes, count });
+        }
+    }
+}
+
+/// The outcome, or `None` after so many milliseconds.
+pub async fn within<R>(deadline_ms: u64, work: impl Future<Output = R>) -> Option<R> {
+    monoio::time::timeout(Duration::from_millis(deadline_ms), work).await.ok()
+}

@@ -1,0 +1,69 @@
+//! A connected TCP socket of this shard. The ring (or epoll) tells when it is ready; the bytes then move by one
+//! direct, non-blocking call, so the kernel never owns a buffer of ours and a wait may be dropped at any time.
+//! Why not ring reads and writes: deploy/docs/decisions/direct-data-calls.md.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use monoio::net::TcpStream;
+
+use crate::base::net::canonical;
+use crate::sys;
+
+/// One connection. Dropping it closes it (with FIN, unless `abort` was called or unread data is left).
+pub struct Socket {
+    stream: TcpStream,
+}
+
+impl Socket {
+    /// Takes over a non-blocking socket.
+    pub fn new(fd: OwnedFd) -> io::Result<Self> {
+        Ok(Self { stream: TcpStream::from_std(std::net::TcpStream::from(fd))? })
+    }
+
+    /// Waits until a read would tell something: bytes, the end, or an error.
+    pub async fn readable(&self) -> io::Result<()> {
+        self.stream.readable(false).await
+    }
+
+    pub async fn writable(&self) -> io::Result<()> {
+        self.stream.writable(false).await
+    }
+
+    pub fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        sys::io::recv(self.fd(), buffer)
+    }
+
+    pub fn receive_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        sys::io::recv_vectored(self.fd(), buffers)
+    }
+
+    pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        sys::io::send(self.fd(), bytes)
+    }
+
+    pub fn send_vectored(&self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        sys::io::send_vectored(self.fd(), parts)
+    }
+
+    /// Sends FIN. A peer that is gone already makes this meaningless, not wrong.
+    pub fn finish(&self) {
+        let _ = sys::io::shutdown(self.fd(), Shutdown::Write);
+    }
+
+    /// Makes the close a reset.
+    pub fn abort(&self) {
+        let _ = sys::io::set_linger_reset(self.fd());
+        let _ = sys::io::shutdown(self.fd(), Shutdown::Both);
+    }
+
+    /// Our own address, in canonical form.
+    pub fn local(&self) -> io::Result<SocketAddr> {
+        self.stream.local_addr().map(canonical)
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        sys::lend::lend(&self.stream)
+    }
+}

@@ -1,0 +1,196 @@
+//! Bytes between two plain sockets: passthrough and inbound plaintext. Endings are carried as in `shard::relay`.
+
+use std::future::{Future, poll_fn};
+use std::io::ErrorKind;
+use std::pin::{Pin, pin};
+use std::rc::Rc;
+use std::task::Poll;
+
+use crate::shard::buffers::Buffers;
+use crate::shard::closer::Closer;
+use crate::shard::meter::{Meter, Way};
+use crate::shard::relay::Ending;
+use crate::shard::socket::Socket;
+
+/// First read of a quiet direction; it grows while reads fill it.
+const FIRST_READ_BYTES: usize = 16 * 1024;
+/// Bytes moved one way in a row before others get their turn.
+const TURN_BYTES: usize = 512 * 1024;
+
+/// Two sockets that belong together.
+pub struct Splice {
+    pub client: Socket,
+    pub server: Socket,
+    pub meter: Rc<Meter>,
+    pub buffers: Rc<Buffers>,
+    pub closer: Closer,
+    /// Set at the end where both sides finished in order.
+    pub clean: bool,
+}
+
+/// One direction. `waiting` is what the far side didn't take; while there is any, nothing more is read.
+struct Direction {
+    way: Way,
+    waiting: Vec<u8>,
+    sent: usize,
+    read_bytes: usize,
+    state: Flow,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Flow {
+    Open,
+    Ended,
+    Failed,
+}
+
+impl Splice {
+    /// Relays until both sides have ended or something ended both. Dropped before that, it resets both.
+    pub async fn run(mut self) -> Ending {
+        let ending = self.carry().await;
+        self.clean = ending == Ending::Finished;
+        ending
+    }
+
+    async fn carry(&self) -> Ending {
+        let signal = self.closer.signal();
+        let mut up = Direction::new(Way::ToServer);
+        let mut down = Direction::new(Way::ToClient);
+        let mut client_readable = pin!(None);
+        let mut client_writable = pin!(None);
+        let mut server_readable = pin!(None);
+        let mut server_writable = pin!(None);
+        loop {
+            if let Some(reason) = self.closer.reason() {
+                return Ending::Closed(reason);
+            }
+            match (up.state, down.state) {
+                (Flow::Failed, _) | (_, Flow::Failed) => return Ending::Reset,
+                (Flow::Ended, Flow::Ended) => return Ending::Finished,
+                _ => {}
+            }
+            arm(client_readable.as_mut(), up.wants_read(), || self.client.readable());
+            arm(server_writable.as_mut(), up.wants_write(), || self.server.writable());
+            arm(server_readable.as_mut(), down.wants_read(), || self.server.readable());
+            arm(client_writable.as_mut(), down.wants_write(), || self.client.writable());
+            let (to_server, to_client) = poll_fn(|context| {
+                let mut woken = signal.poll(context).is_ready();
+                let to_server = poll_slot(client_readable.as_mut(), context)
+                    | poll_slot(server_writable.as_mut(), context);
+                let to_client = poll_slot(server_readable.as_mut(), context)
+                    | poll_slot(client_writable.as_mut(), context);
+                woken |= to_server | to_client;
+                if woken { Poll::Ready((to_server, to_client)) } else { Poll::Pending }
+            })
+            .await;
+            if to_server {
+                up.turn(&self.client, &self.server, self);
+            }
+            if to_client {
+                down.turn(&self.server, &self.client, self);
+            }
+        }
+    }
+}
+
+impl Drop for Splice {
+    fn drop(&mut self) {
+        if !self.clean {
+            self.client.abort();
+            self.server.abort();
+        }
+    }
+}
+
+/// Keeps a readiness that is wanted, drops one that isn't.
+fn arm<F: Future>(mut slot: Pin<&mut Option<F>>, wanted: bool, make: impl FnOnce() -> F) {
+    if !wanted {
+        slot.set(None);
+    } else if slot.is_none() {
+        slot.set(Some(make()));
+    }
+}
+
+/// Polls a slot; a finished one is emptied.
+fn poll_slot<F: Future>(mut slot: Pin<&mut Option<F>>, context: &mut std::task::Context<'_>) -> bool {
+    let done = slot.as_mut().as_pin_mut().is_some_and(|future| future.poll(context).is_ready());
+    if done {
+        slot.set(None);
+    }
+    done
+}
+
+impl Direction {
+    fn new(way: Way) -> Self {
+        Self { way, waiting: Vec::new(), sent: 0, read_bytes: FIRST_READ_BYTES, state: Flow::Open }
+    }
+
+    fn wants_read(&self) -> bool {
+        self.state == Flow::Open && self.waiting.is_empty()
+    }
+
+    fn wants_write(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// Moves bytes until one side has enough.
+    fn turn(&mut self, from: &Socket, to: &Socket, splice: &Splice) {
+        if !self.send_waiting(to, splice) {
+            return;
+        }
+        let mut left = TURN_BYTES;
+        while self.state == Flow::Open && self.waiting.is_empty() && left > 0 {
+            let mut scratch = splice.buffers.bulk.borrow_mut();
+            let wanted = self.read_bytes.min(scratch.len());
+            let place = scratch.get_mut(..wanted).unwrap_or_default();
+            match from.receive(place) {
+                Ok(0) => {
+                    to.finish();
+                    self.state = Flow::Ended;
+                }
+                Ok(got) => {
+                    self.send(to, place.get(..got).unwrap_or_default(), splice);
+                    left = left.saturating_sub(got);
+                    if got < wanted {
+                        self.read_bytes = FIRST_READ_BYTES;
+                        return;
+                    }
+                    self.read_bytes = self.read_bytes.saturating_mul(2);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => self.state = Flow::Failed,
+            }
+        }
+    }
+
+    fn send(&mut self, to: &Socket, bytes: &[u8], splice: &Splice) {
+        match to.send(bytes) {
+            Ok(count) => {
+                splice.meter.add(self.way, count);
+                self.waiting.extend_from_slice(bytes.get(count..).unwrap_or_default());
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => self.waiting.extend_from_slice(bytes),
+            Err(_) => self.state = Flow::Failed,
+        }
+    }
+
+    /// Sends what waits; false while some is left.
+    fn send_waiting(&mut self, to: &Socket, splice: &Splice) -> bool {
+        while let Some(rest) = self.waiting.get(self.sent..).filter(|rest| !rest.is_empty()) {
+            match to.send(rest) {
+                Ok(count) => {
+                    self.sent += count;
+                    splice.meter.add(self.way, count);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
+                Err(_) => {
+                    self.state = Flow::Failed;
+                    return false;
+                }
+            }
+        }
+        self.waiting = Vec::new();
+        self.sent = 0;
+        true
+    }
+}

@@ -1,0 +1,138 @@
+//! This shard's counters: plain integers by interned label set. The control thread sums them at a scrape.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use crate::bridge::report::{ConnectionCounts, ShardStats};
+use crate::mesh::labels::{Flag, LabelSet, Labels, Reporter};
+
+/// The counters of one label set.
+#[derive(Default)]
+pub struct Counters {
+    pub opened: Cell<u64>,
+    pub received_bytes: Cell<u64>,
+    pub sent_bytes: Cell<u64>,
+    closed: RefCell<Vec<(Flag, u64)>>,
+}
+
+impl Counters {
+    pub fn open(&self) {
+        self.opened.set(self.opened.get() + 1);
+    }
+
+    pub fn close(&self, flag: Flag) {
+        let mut closed = self.closed.borrow_mut();
+        match closed.iter_mut().find(|(known, _)| *known == flag) {
+            Some((_, count)) => *count += 1,
+            None => closed.push((flag, 1)),
+        }
+    }
+}
+
+/// Counters that aren't about one connection; the name and help of each stand in `engine`.
+#[derive(Default)]
+pub struct Engine {
+    pub accept_pauses: Cell<u64>,
+    pub tls_handshakes: Cell<u64>,
+    pub tls_handshake_failures: Cell<u64>,
+    pub pool_hits: Cell<u64>,
+    pub pool_dials: Cell<u64>,
+    pub tunnels_cut_off: Cell<u64>,
+    pub policy_closes: Cell<u64>,
+}
+
+/// Adds one.
+pub fn bump(counter: &Cell<u64>) {
+    counter.set(counter.get() + 1);
+}
+
+/// All counters of a shard.
+#[derive(Default)]
+pub struct Stats {
+    by_labels: RefCell<HashMap<LabelSet, Rc<Counters>, foldhash::fast::RandomState>>,
+    sockets_source: Cell<u64>,
+    sockets_destination: Cell<u64>,
+    pub engine: Engine,
+}
+
+impl Stats {
+    /// The counters of a label set, made on first use.
+    pub fn of(&self, labels: Labels) -> Rc<Counters> {
+        let mut all = self.by_labels.borrow_mut();
+        if let Some(counters) = all.get(&labels) {
+            return counters.clone();
+        }
+        all.entry(Arc::new(labels)).or_default().clone()
+    }
+
+    /// Counts an accepted socket until the guard is dropped.
+    pub fn socket(self: &Rc<Self>, reporter: Reporter) -> OpenSocket {
+        let gauge = self.gauge(reporter);
+        gauge.set(gauge.get() + 1);
+        OpenSocket { stats: self.clone(), reporter }
+    }
+
+    fn gauge(&self, reporter: Reporter) -> &Cell<u64> {
+        match reporter {
+            Reporter::Source => &self.sockets_source,
+            Reporter::Destination => &self.sockets_destination,
+        }
+    }
+
+    /// Everything, for one scrape.
+    pub fn report(&self, shard: usize) -> ShardStats {
+        let by_labels = self.by_labels.borrow();
+        let connections = by_labels.iter().map(|(labels, counters)| ConnectionCounts {
+            labels: labels.clone(),
+            opened: counters.opened.get(),
+            received_bytes: counters.received_bytes.get(),
+            sent_bytes: counters.sent_bytes.get(),
+            closed: counters.closed.borrow().clone(),
+        });
+        let engine = &self.engine;
+        ShardStats {
+            shard,
+            connections: connections.collect(),
+            sockets_open: vec![
+                (Reporter::Source, self.sockets_source.get()),
+                (Reporter::Destination, self.sockets_destination.get()),
+            ],
+            engine: vec![
+                (
+                    "accept_pauses",
+                    "Pauses of a listener for want of descriptors or memory",
+                    engine.accept_pauses.get(),
+                ),
+                ("tls_handshakes", "TLS handshakes completed, both roles", engine.tls_handshakes.get()),
+                (
+                    "tls_handshake_failures",
+                    "TLS handshakes failed, both roles",
+                    engine.tls_handshake_failures.get(),
+                ),
+                ("pool_hits", "Connections carried by a tunnel that was up already", engine.pool_hits.get()),
+                ("pool_dials", "Tunnels dialled", engine.pool_dials.get()),
+                (
+                    "tunnels_cut_off",
+                    "Tunnels closed because the peer broke HTTP/2 or a bound",
+                    engine.tunnels_cut_off.get(),
+                ),
+                ("policy_closes", "Live connections closed by a policy change", engine.policy_closes.get()),
+            ],
+        }
+    }
+}
+
+/// See `Stats::socket`.
+pub struct OpenSocket {
+    stats: Rc<Stats>,
+    reporter: Reporter,
+}
+
+impl Drop for OpenSocket {
+    fn drop(&mut self) {
+        let gauge = self.stats.gauge(self.reporter);
+        gauge.set(gauge.get().saturating_sub(1));
+    }
+}

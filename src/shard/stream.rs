@@ -1,0 +1,207 @@
+//! One CONNECT stream of a tunnel, as the task that relays it sees it. The tunnel's task hands payload straight
+//! to the application's socket; what that doesn't take waits here, never more than the stream's window.
+
+use std::cell::{Cell, RefCell};
+use std::io::{self, ErrorKind, IoSlice};
+use std::rc::{Rc, Weak};
+
+use crate::shard::meter::{Meter, Way};
+use crate::shard::signal::Signal;
+use crate::shard::socket::Socket;
+use crate::shard::tunnel::Tunnel;
+use crate::wire::h2::{Code, StreamId};
+
+/// Shared by the tunnel's task and the relay's. Everything that happens to it raises `signal`.
+pub struct Stream {
+    pub id: StreamId,
+    pub signal: Signal,
+    tunnel: Weak<Tunnel>,
+    answer: RefCell<Option<Answer>>,
+    waiting: RefCell<Waiting>,
+    sink: RefCell<Option<Sink>>,
+    peer_finished: Cell<bool>,
+    reset: Cell<Option<Code>>,
+    /// The application's socket failed while it was being written.
+    sink_failed: Cell<Option<ErrorKind>>,
+    /// When the stream last made progress; streams that wait for the tunnel go in this order.
+    pub progress: Cell<u64>,
+}
+
+/// The far side's answer to our CONNECT.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub baggage: Option<Vec<u8>>,
+}
+
+struct Sink {
+    socket: Rc<Socket>,
+    meter: Rc<Meter>,
+    way: Way,
+}
+
+/// Payload that the application didn't take yet.
+#[derive(Default)]
+struct Waiting {
+    bytes: Vec<u8>,
+    start: usize,
+}
+
+impl Stream {
+    pub fn new(id: StreamId, tunnel: Weak<Tunnel>) -> Rc<Self> {
+        Rc::new(Self {
+            id,
+            signal: Signal::default(),
+            tunnel,
+            answer: RefCell::default(),
+            waiting: RefCell::default(),
+            sink: RefCell::default(),
+            peer_finished: Cell::new(false),
+            reset: Cell::new(None),
+            sink_failed: Cell::new(None),
+            progress: Cell::new(0),
+        })
+    }
+
+    /// The tunnel, while it is up.
+    pub fn tunnel(&self) -> Option<Rc<Tunnel>> {
+        self.tunnel.upgrade()
+    }
+
+    pub fn take_answer(&self) -> Option<Answer> {
+        self.answer.take()
+    }
+
+    pub fn reset_by_peer(&self) -> Option<Code> {
+        self.reset.get()
+    }
+
+    pub fn sink_failed(&self) -> Option<ErrorKind> {
+        self.sink_failed.get()
+    }
+
+    /// The peer's last byte has been handed to the application.
+    pub fn drained(&self) -> bool {
+        self.peer_finished.get() && !self.has_waiting()
+    }
+
+    pub fn has_waiting(&self) -> bool {
+        let waiting = self.waiting.borrow();
+        waiting.start < waiting.bytes.len()
+    }
+
+    /// From here on payload goes to this socket; what has come already is handed over at once.
+    pub fn attach(&self, socket: Rc<Socket>, meter: Rc<Meter>, way: Way) {
+        *self.sink.borrow_mut() = Some(Sink { socket, meter, way });
+        self.hand_over_waiting();
+    }
+
+    /// Hands waiting payload to the application as far as it takes it, then its end.
+    pub fn hand_over_waiting(&self) {
+        let sink = self.sink.borrow();
+        let Some(sink) = sink.as_ref() else { return };
+        let mut taken = 0;
+        {
+            let mut waiting = self.waiting.borrow_mut();
+            while let Some(rest) = waiting.bytes.get(waiting.start..).filter(|rest| !rest.is_empty()) {
+                match sink.socket.send(rest) {
+                    Ok(sent) => {
+                        waiting.start += sent;
+                        taken += sent;
+                    }
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                    Err(error) => {
+                        self.fail_sink(&error);
+                        break;
+                    }
+                }
+            }
+            if waiting.start >= waiting.bytes.len() {
+                *waiting = Waiting::default();
+            }
+        }
+        self.taken(sink, taken);
+        if self.drained() && self.sink_failed.get().is_none() {
+            sink.socket.finish();
+        }
+    }
+
+    fn taken(&self, sink: &Sink, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        sink.meter.add(sink.way, bytes);
+        if let Some(tunnel) = self.tunnel.upgrade() {
+            tunnel.consumed(self.id, bytes);
+        }
+    }
+
+    fn fail_sink(&self, error: &io::Error) {
+        self.sink_failed.set(Some(error.kind()));
+        self.signal.raise();
+    }
+
+    // What follows is called by the tunnel's task only.
+
+    pub(super) fn on_answer(&self, answer: Answer) {
+        *self.answer.borrow_mut() = Some(answer);
+        self.signal.raise();
+    }
+
+    /// Payload from the peer: returns how much the application took at once.
+    pub(super) fn on_payload(&self, parts: &[IoSlice<'_>]) -> usize {
+        let total: usize = parts.iter().map(|part| part.len()).sum();
+        if self.sink_failed.get().is_some() || self.reset.get().is_some() {
+            return total;
+        }
+        let mut sent = 0;
+        if let Some(sink) = self.sink.borrow().as_ref().filter(|_| !self.has_waiting()) {
+            match sink.socket.send_vectored(parts) {
+                Ok(count) => {
+                    sent = count;
+                    sink.meter.add(sink.way, count);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => {
+                    self.fail_sink(&error);
+                    return total;
+                }
+            }
+        }
+        if sent < total {
+            self.keep(parts, sent);
+            self.signal.raise();
+        }
+        sent
+    }
+
+    fn keep(&self, parts: &[IoSlice<'_>], mut skip: usize) {
+        let mut waiting = self.waiting.borrow_mut();
+        if waiting.start > 0 {
+            let start = std::mem::take(&mut waiting.start);
+            waiting.bytes.drain(..start);
+        }
+        for part in parts {
+            let rest = part.get(skip.min(part.len())..).unwrap_or_default();
+            skip = skip.saturating_sub(part.len());
+            waiting.bytes.extend_from_slice(rest);
+        }
+    }
+
+    pub(super) fn on_finish(&self) {
+        self.peer_finished.set(true);
+        if !self.has_waiting()
+            && let Some(sink) = self.sink.borrow().as_ref()
+        {
+            sink.socket.finish();
+        }
+        self.signal.raise();
+    }
+
+    pub(super) fn on_reset(&self, code: Code) {
+        if self.reset.get().is_none() {
+            self.reset.set(Some(code));
+            self.signal.raise();
+        }
+    }
+}

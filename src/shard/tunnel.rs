@@ -1,0 +1,435 @@
+//! One HBONE tunnel, either role: a socket, two record directions and an HTTP/2 connection, all plain data, driven
+//! by one task. Other tasks put bytes in and raise `work`; small frames of one turn leave in one record and one call.
+//! It knows nothing of routes and policies: requests are handed to whoever drives it.
+
+use std::cell::{Cell, RefCell};
+use std::io::IoSlice;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use crate::base::limits;
+use crate::shard::buffers::{Buffers, FRAME_HEADER_BYTES, SLOT_BYTES, SLOT_PAYLOAD_BYTES};
+use crate::shard::ready::{Woke, wait};
+use crate::shard::signal::Signal;
+use crate::shard::socket::Socket;
+use crate::shard::stats::{Stats, bump};
+use crate::shard::stream::{Answer, Stream};
+pub use crate::shard::tunnel_state::TunnelEnd;
+use crate::shard::tunnel_state::{Read, State};
+use crate::tls::handshake::{Established, PeerCertificates};
+use crate::tls::record::{ContentType, HEADER_BYTES, TRAILER_BYTES};
+use crate::wire::h2::{self, CannotOpen, Code, ConnectHead, Event, RequestHead, StreamId};
+
+/// Bytes read in a row before other tasks of the shard get their turn.
+const TURN_BYTES: usize = 1 << 20;
+
+/// A tunnel that is up.
+pub struct Tunnel {
+    pub peer: PeerCertificates,
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    socket: Socket,
+    buffers: Rc<Buffers>,
+    stats: Rc<Stats>,
+    state: RefCell<State>,
+    work: Signal,
+    progress: Cell<u64>,
+}
+
+/// What a tunnel is made of, once its handshake is done.
+pub struct Parts {
+    pub socket: Socket,
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    pub established: Established,
+    /// Ciphertext that arrived with the end of the handshake.
+    pub tail: Vec<u8>,
+    pub http2: h2::Connection,
+}
+
+impl Tunnel {
+    pub fn new(parts: Parts, buffers: Rc<Buffers>, stats: Rc<Stats>) -> Rc<Self> {
+        let Established { seal, open, peer, early } = parts.established;
+        let state = State::new(seal, open, parts.http2, parts.tail, early);
+        Rc::new(Self {
+            peer,
+            local: parts.local,
+            remote: parts.remote,
+            socket: parts.socket,
+            buffers,
+            stats,
+            state: RefCell::new(state),
+            work: Signal::default(),
+            progress: Cell::new(0),
+        })
+    }
+
+    /// Moves bytes until the tunnel ends. Requests of the peer go to `on_request`.
+    pub async fn drive(self: &Rc<Self>, on_request: &dyn Fn(Rc<Stream>, Box<RequestHead>)) -> TunnelEnd {
+        let mut readable = pin!(None);
+        let mut writable = pin!(None);
+        self.receive(on_request, true);
+        loop {
+            self.flush();
+            let (end, stuck) = {
+                let state = self.state.borrow();
+                (state.ended(), !state.backlog.is_empty())
+            };
+            if let Some(end) = end {
+                self.close(&end);
+                return end;
+            }
+            if readable.is_none() {
+                readable.set(Some(self.socket.readable()));
+            }
+            if !stuck {
+                writable.set(None);
+            } else if writable.is_none() {
+                writable.set(Some(self.socket.writable()));
+            }
+            match wait(&self.work, readable.as_mut(), writable.as_mut()).await {
+                Woke::Signal => {}
+                Woke::Readable => {
+                    readable.set(None);
+                    self.receive(on_request, false);
+                }
+                Woke::Writable => writable.set(None),
+            }
+        }
+    }
+
+    /// Whether another stream can be opened now.
+    pub fn has_room(&self) -> bool {
+        let state = self.state.borrow();
+        state.end.is_none() && state.http2.can_open()
+    }
+
+    /// No new stream will ever be opened here.
+    pub fn is_finished(&self) -> bool {
+        let state = self.state.borrow();
+        state.end.is_some() || state.http2.is_draining()
+    }
+
+    pub fn streams(&self) -> usize {
+        self.state.borrow().streams.len()
+    }
+
+    /// Sends a CONNECT; the answer arrives at the stream.
+    pub fn open(self: &Rc<Self>, head: &ConnectHead<'_>) -> Result<Rc<Stream>, CannotOpen> {
+        let mut state = self.state.borrow_mut();
+        let id = state.http2.open(head)?;
+        let stream = Stream::new(id, Rc::downgrade(self));
+        state.streams.insert(id, stream.clone());
+        self.work.raise();
+        Ok(stream)
+    }
+
+    /// Answers a request of the peer.
+    pub fn respond(&self, stream: &Stream, status: u16, baggage: Option<&str>, end: bool) {
+        self.state.borrow_mut().http2.respond(stream.id, status, baggage, end);
+        self.work.raise();
+    }
+
+    /// Payload bytes that the stream may send now. At 0 its signal is raised when that changes.
+    pub fn capacity(&self, stream: &Rc<Stream>) -> usize {
+        let mut state = self.state.borrow_mut();
+        if state.backlog.is_empty() {
+            return state.http2.capacity(stream.id);
+        }
+        if !state.blocked.iter().any(|other| Rc::ptr_eq(other, stream)) {
+            state.blocked.push(stream.clone());
+        }
+        0
+    }
+
+    /// Sends a small payload: it leaves at the end of the turn, in one record with others.
+    pub fn send_small(&self, stream: &Stream, payload: &[u8]) {
+        let mut state = self.state.borrow_mut();
+        let header = state.http2.data(stream.id, payload.len(), false);
+        let output = state.http2.output();
+        output.extend_from_slice(&header);
+        output.extend_from_slice(payload);
+        self.made_progress(stream);
+        self.work.raise();
+    }
+
+    /// Seals `bytes` of payload that stand in the slots of `scratch`, and sends them.
+    pub fn send_slots(&self, stream: &Stream, scratch: &mut [u8], bytes: usize) {
+        let mut state = self.state.borrow_mut();
+        state.seal_output_and_send(&self.buffers, &self.socket);
+        let mut left = bytes;
+        let mut total = 0;
+        for slot in scratch.chunks_exact_mut(SLOT_BYTES) {
+            let length = left.min(SLOT_PAYLOAD_BYTES);
+            if length == 0 {
+                break;
+            }
+            let header = state.http2.data(stream.id, length, false);
+            let whole = HEADER_BYTES + FRAME_HEADER_BYTES + length + TRAILER_BYTES;
+            let Some(record) = slot.get_mut(..whole) else { break };
+            if let Some(place) = record.get_mut(HEADER_BYTES..HEADER_BYTES + FRAME_HEADER_BYTES) {
+                place.copy_from_slice(&header);
+            }
+            if let Err(error) = state.seal.seal(ContentType::ApplicationData, record) {
+                state.fail(TunnelEnd::Record(error.to_string()));
+                break;
+            }
+            left -= length;
+            total += whole;
+        }
+        let sealed = scratch.get(..total).unwrap_or_default();
+        state.transmit(&self.socket, sealed);
+        self.made_progress(stream);
+        if state.wants_task() {
+            self.work.raise();
+        }
+    }
+
+    /// Sends the end of the stream.
+    pub fn finish(&self, stream: &Stream) {
+        self.state.borrow_mut().http2.finish(stream.id);
+        self.work.raise();
+    }
+
+    pub fn reset(&self, stream: &Stream, code: Code) {
+        self.state.borrow_mut().http2.reset(stream.id, code);
+        self.work.raise();
+    }
+
+    /// The stream's task is done with it. A stream that isn't closed both ways is reset.
+    pub fn release(&self, stream: &Stream) {
+        let mut state = self.state.borrow_mut();
+        state.http2.forget(stream.id);
+        state.streams.remove(&stream.id);
+        state.blocked.retain(|other| other.id != stream.id);
+        state.used = Instant::now();
+        self.work.raise();
+    }
+
+    /// The application took payload: the peer may send more.
+    pub fn consumed(&self, stream: StreamId, bytes: usize) {
+        let mut state = self.state.borrow_mut();
+        state.http2.consumed(stream, bytes);
+        if !state.http2.output().is_empty() {
+            self.work.raise();
+        }
+    }
+
+    /// No new streams; those that are open go on.
+    pub fn drain(&self) {
+        self.state.borrow_mut().http2.goaway();
+        self.work.raise();
+    }
+
+    /// Ends the tunnel and all its streams now.
+    pub fn abort(&self) {
+        let mut state = self.state.borrow_mut();
+        state.http2.abort(Code::NO_ERROR);
+        state.fail(TunnelEnd::Finished);
+        self.work.raise();
+    }
+
+    /// Looks after deadlines; called about once a second.
+    pub fn tick(&self, now: Instant, idle_release: Option<Duration>) {
+        let mut state = self.state.borrow_mut();
+        let silence = now.saturating_duration_since(state.heard);
+        let millis = Duration::from_millis;
+        if let Some(pinged) = state.pinged {
+            if now.saturating_duration_since(pinged) > millis(limits::PING_ANSWER_DEADLINE_MS) {
+                state.fail(TunnelEnd::PingTimeout);
+            }
+        } else if silence > millis(limits::PING_AFTER_SILENCE_MS) {
+            state.http2.ping();
+            state.pinged = Some(now);
+        }
+        let age = now.saturating_duration_since(state.up_since);
+        if !state.settings_seen && age > millis(limits::SETTINGS_DEADLINE_MS) {
+            state.fail(TunnelEnd::NoSettings);
+        }
+        let unused = now.saturating_duration_since(state.used);
+        if state.streams.is_empty() && idle_release.is_some_and(|release| unused > release) {
+            state.http2.goaway();
+        }
+        state.give_memory_back(silence);
+        if state.wants_task() || !state.http2.output().is_empty() {
+            self.work.raise();
+        }
+    }
+
+    fn made_progress(&self, stream: &Stream) {
+        self.progress.set(self.progress.get() + 1);
+        stream.progress.set(self.progress.get());
+    }
+
+    /// Seals what waits, sends what it can, and wakes the streams that waited for room.
+    fn flush(&self) {
+        let mut state = self.state.borrow_mut();
+        state.transmit(&self.socket, &[]);
+        state.seal_output_and_send(&self.buffers, &self.socket);
+        if state.backlog.is_empty() && !state.blocked.is_empty() {
+            let mut freed = std::mem::take(&mut state.blocked);
+            drop(state);
+            // Whoever sent longest ago goes first, so that a busy stream can't starve the others.
+            freed.sort_by_key(|stream| stream.progress.get());
+            for stream in freed {
+                stream.signal.raise();
+            }
+        }
+    }
+
+    /// Reads and dispatches until the socket has no more, or the turn's budget is used up.
+    fn receive(self: &Rc<Self>, on_request: &dyn Fn(Rc<Stream>, Box<RequestHead>), leftovers_only: bool) {
+        let mut events = Vec::new();
+        let mut left = TURN_BYTES;
+        while left > 0 {
+            let mut scratch = self.buffers.bulk.borrow_mut();
+            let outcome = {
+                let mut state = self.state.borrow_mut();
+                if state.end.is_some() {
+                    return;
+                }
+                state.read(&self.socket, &mut scratch, leftovers_only, &mut events)
+            };
+            let settings = events.iter().any(|event| matches!(event, Event::Settings));
+            self.dispatch(&mut events, &scratch, on_request);
+            if settings {
+                self.state.borrow_mut().settings_seen = true;
+            }
+            match outcome {
+                Ok(Read::More(bytes)) => left = left.saturating_sub(bytes),
+                Ok(Read::Drained) => break,
+                Err(end) => {
+                    if matches!(end, TunnelEnd::Http2(_) | TunnelEnd::Record(_)) {
+                        bump(&self.stats.engine.tunnels_cut_off);
+                    }
+                    self.state.borrow_mut().fail(end);
+                    break;
+                }
+            }
+        }
+    }
+
+    fn dispatch(
+        self: &Rc<Self>,
+        events: &mut Vec<Event>,
+        scratch: &[u8],
+        on_request: &dyn Fn(Rc<Stream>, Box<RequestHead>),
+    ) {
+        let mut batch = Batch::default();
+        for event in events.drain(..) {
+            if let Event::Data { stream, payload } = event {
+                let part = scratch.get(payload).unwrap_or_default();
+                if batch.is_full_for(stream) {
+                    self.deliver(&mut batch);
+                }
+                batch.add(stream, part);
+                continue;
+            }
+            self.deliver(&mut batch);
+            self.dispatch_one(event, on_request);
+        }
+        self.deliver(&mut batch);
+    }
+
+    fn dispatch_one(self: &Rc<Self>, event: Event, on_request: &dyn Fn(Rc<Stream>, Box<RequestHead>)) {
+        match event {
+            Event::Request { stream, head, end } => {
+                let made = self.adopt(stream);
+                if end {
+                    made.on_finish();
+                }
+                on_request(made, head);
+            }
+            Event::Response { stream, status, baggage, end } => {
+                if let Some(found) = self.stream(stream) {
+                    found.on_answer(Answer { status, baggage });
+                    if end {
+                        found.on_finish();
+                    }
+                }
+            }
+            Event::End { stream } => {
+                if let Some(found) = self.stream(stream) {
+                    found.on_finish();
+                }
+            }
+            Event::Reset { stream, code } => {
+                if let Some(found) = self.stream(stream) {
+                    found.on_reset(code);
+                }
+            }
+            Event::Writable { stream } => {
+                if let Some(found) = self.stream(stream) {
+                    found.signal.raise();
+                }
+            }
+            Event::Pong => self.state.borrow_mut().pinged = None,
+            Event::Settings | Event::GoAway { .. } | Event::Data { .. } => {}
+        }
+    }
+
+    fn stream(&self, id: StreamId) -> Option<Rc<Stream>> {
+        self.state.borrow().streams.get(&id).cloned()
+    }
+
+    /// Makes the stream of a request that the peer opened.
+    fn adopt(self: &Rc<Self>, id: StreamId) -> Rc<Stream> {
+        let stream = Stream::new(id, Rc::downgrade(self));
+        self.state.borrow_mut().streams.insert(id, stream.clone());
+        stream
+    }
+
+    /// Hands a batch to its stream. What the application takes is credited; so is what nobody wants any more.
+    fn deliver(&self, batch: &mut Batch<'_>) {
+        let Some(id) = batch.stream.take() else { return };
+        let taken = self.stream(id).map_or(batch.bytes, |stream| stream.on_payload(&batch.parts));
+        *batch = Batch::default();
+        if taken > 0 {
+            self.state.borrow_mut().http2.consumed(id, taken);
+        }
+    }
+
+    /// Tells every stream, and the peer's TCP, that the tunnel is over.
+    fn close(&self, end: &TunnelEnd) {
+        let streams = {
+            let mut state = self.state.borrow_mut();
+            state.seal_close();
+            let closing = std::mem::take(&mut state.backlog);
+            let _ = self.socket.send(closing.get(state.sent..).unwrap_or_default());
+            std::mem::take(&mut state.streams)
+        };
+        for stream in streams.into_values() {
+            stream.on_reset(Code::CANCEL);
+        }
+        if *end == TunnelEnd::PeerClosed || *end == TunnelEnd::Finished {
+            self.socket.finish();
+        } else {
+            self.socket.abort();
+        }
+    }
+}
+
+/// Consecutive payload of one stream, delivered with one write.
+#[derive(Default)]
+struct Batch<'a> {
+    stream: Option<StreamId>,
+    parts: Vec<IoSlice<'a>>,
+    bytes: usize,
+}
+
+impl<'a> Batch<'a> {
+    /// One write takes this many parts.
+    const PARTS: usize = 64;
+
+    fn is_full_for(&self, stream: StreamId) -> bool {
+        self.stream.is_some_and(|mine| mine != stream) || self.parts.len() >= Self::PARTS
+    }
+
+    fn add(&mut self, stream: StreamId, part: &'a [u8]) {
+        self.stream = Some(stream);
+        self.bytes += part.len();
+        self.parts.push(IoSlice::new(part));
+    }
+}

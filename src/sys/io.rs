@@ -1,0 +1,223 @@
+//! Non-blocking data calls on borrowed stream sockets, without an event loop. EINTR is retried, `WouldBlock`
+//! is the caller's to wait on, and a dead peer is an error, never a signal.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::zeroed;
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use libc::{c_int, c_void};
+use socket2::SockRef;
+
+use crate::sys::option;
+
+/// Reads what is there; `Ok(0)` is the peer's FIN (or an empty buffer).
+pub fn recv(fd: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: pointer and length describe `into`, which is borrowed for writing during the call.
+    retried(|| unsafe {
+        libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast::<c_void>(), into.len(), libc::MSG_DONTWAIT)
+    })
+}
+
+/// The same without taking the bytes from the socket.
+pub fn peek(fd: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: pointer and length describe `into`, which is borrowed for writing during the call.
+    retried(|| unsafe { libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast::<c_void>(), into.len(), flags) })
+}
+
+/// Reads into several places in a row. At most 1,024 (UIO_MAXIOV), more is `EMSGSIZE`.
+pub fn recv_vectored(fd: BorrowedFd<'_>, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+    // SAFETY: all zero is a valid msghdr: no name, no parts, no control data.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = into.as_mut_ptr().cast::<libc::iovec>();
+    message.msg_iovlen = into.len();
+    // SAFETY: IoSliceMut has iovec's layout (std), each part is borrowed for writing during the call.
+    retried(|| unsafe { libc::recvmsg(fd.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) })
+}
+
+/// Writes what the socket takes, which may be less than all.
+pub fn send(fd: BorrowedFd<'_>, from: &[u8]) -> io::Result<usize> {
+    // SAFETY: pointer and length describe `from`, which the kernel only reads.
+    retried(|| unsafe { libc::send(fd.as_raw_fd(), from.as_ptr().cast::<c_void>(), from.len(), SEND_FLAGS) })
+}
+
+/// Writes from several places in a row. At most 1,024 (UIO_MAXIOV), more is `EMSGSIZE`.
+pub fn send_vectored(fd: BorrowedFd<'_>, from: &[IoSlice<'_>]) -> io::Result<usize> {
+    // SAFETY: all zero is a valid msghdr: no name, no parts, no control data.
+    let mut message: libc::msghdr = unsafe { zeroed() };
+    message.msg_iov = from.as_ptr().cast_mut().cast::<libc::iovec>();
+    message.msg_iovlen = from.len();
+    // SAFETY: IoSlice has iovec's layout (std), each part is borrowed during the call and only read.
+    retried(|| unsafe { libc::sendmsg(fd.as_raw_fd(), &message, SEND_FLAGS) })
+}
+
+/// Ends one or both directions; a connection that is gone already counts as done.
+pub fn shutdown(fd: BorrowedFd<'_>, how: Shutdown) -> io::Result<()> {
+    match SockRef::from(&fd).shutdown(how) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOTCONN) => Ok(()),
+        done => done,
+    }
+}
+
+/// Makes the close send RST instead of FIN: the peer must see that the stream did not end well.
+pub fn set_linger_reset(fd: BorrowedFd<'_>) -> io::Result<()> {
+    SockRef::from(&fd).set_linger(Some(Duration::ZERO))
+}
+
+/// Bytes received and not yet read (SIOCINQ).
+pub fn unread(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    queued(fd, libc::FIONREAD)
+}
+
+/// Bytes written that the peer has not acknowledged (SIOCOUTQ, which is TIOCOUTQ's number).
+pub fn outstanding(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    queued(fd, libc::TIOCOUTQ)
+}
+
+/// Where a TCP connection stands (tcp_states.h), as far as a relay cares.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum State {
+    Connecting,
+    Established,
+    /// The peer sent FIN, we did not.
+    PeerFinished,
+    /// We sent FIN, the peer did not.
+    WeFinished,
+    /// Both did, and the last acknowledgement is on its way.
+    Closing,
+    /// Nothing is left: both ended, a reset, a timeout, or never connected.
+    Closed,
+    Listening,
+}
+
+/// The connection's state by TCP_INFO.
+pub fn state(fd: BorrowedFd<'_>) -> io::Result<State> {
+    let info: libc::tcp_info = option::get(fd, libc::IPPROTO_TCP, libc::TCP_INFO)?;
+    Ok(match info.tcpi_state {
+        1 => State::Established,
+        2 | 3 | 12 => State::Connecting,
+        4 | 5 => State::WeFinished,
+        8 => State::PeerFinished,
+        6 | 9 | 11 => State::Closing,
+        10 => State::Listening,
+        _ => State::Closed,
+    })
+}
+
+/// Whether the connection died instead of ending: a reset or a timeout. Takes the pending error from the
+/// socket, so only the first one to ask (this, a read or a write) sees it.
+pub fn was_reset(fd: BorrowedFd<'_>) -> io::Result<bool> {
+    Ok(state(fd)? == State::Closed && SockRef::from(&fd).take_error()?.is_some())
+}
+
+const SEND_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+
+fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        if let Ok(count) = usize::try_from(call()) {
+            return Ok(count);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
+fn queued(fd: BorrowedFd<'_>, request: libc::Ioctl) -> io::Result<usize> {
+    let mut bytes: c_int = 0;
+    // SAFETY: both requests write one int, which `bytes` is.
+    if unsafe { libc::ioctl(fd.as_raw_fd(), request, &mut bytes) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(usize::try_from(bytes).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sys::testing::{tcp_pair, wait_readable};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn bytes_pass_in_parts_and_an_empty_socket_would_block() {
+        let (a, b) = tcp_pair();
+        let (a, b) = (a.as_fd(), b.as_fd());
+        let mut buffer = [0_u8; 64];
+        assert_eq!(recv(b, &mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(
+            send_vectored(a, &[IoSlice::new(b"one"), IoSlice::new(b""), IoSlice::new(b"two")]).unwrap(),
+            6
+        );
+        assert_eq!(send(a, b"three").unwrap(), 5);
+        wait_readable(b);
+        assert_eq!(unread(b).unwrap(), 11);
+        assert_eq!(peek(b, &mut buffer).unwrap(), 11);
+        let (mut first, mut second) = ([0; 4], [0; 7]);
+        let mut parts = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
+        assert_eq!(recv_vectored(b, &mut parts).unwrap(), 11);
+        assert_eq!((&first, &second), (b"onet", b"wothree"));
+        assert_eq!(unread(b).unwrap(), 0);
+    }
+
+    #[test]
+    fn too_many_parts_are_an_error() {
+        let (a, _b) = tcp_pair();
+        let parts = vec![IoSlice::new(b"x"); 1_025];
+        assert_eq!(send_vectored(a.as_fd(), &parts).unwrap_err().raw_os_error(), Some(libc::EMSGSIZE));
+    }
+
+    #[test]
+    fn a_full_socket_takes_a_part_then_blocks_and_shows_what_is_outstanding() {
+        let (a, b) = tcp_pair();
+        let chunk = vec![7_u8; 1 << 20];
+        let mut sent = 0;
+        loop {
+            match send(a.as_fd(), &chunk) {
+                Ok(count) => sent += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!((1..=sent).contains(&outstanding(a.as_fd()).unwrap()));
+        assert!((1..=sent).contains(&unread(b.as_fd()).unwrap()));
+    }
+
+    #[test]
+    fn states_follow_an_orderly_close() {
+        let (a, b) = tcp_pair();
+        assert_eq!(state(a.as_fd()).unwrap(), State::Established);
+        shutdown(a.as_fd(), Shutdown::Write).unwrap();
+        wait_readable(b.as_fd());
+        assert_eq!(recv(b.as_fd(), &mut [0; 8]).unwrap(), 0, "FIN");
+        assert_eq!(state(b.as_fd()).unwrap(), State::PeerFinished);
+        assert_eq!(state(a.as_fd()).unwrap(), State::WeFinished);
+        shutdown(b.as_fd(), Shutdown::Write).unwrap();
+        wait_readable(a.as_fd());
+        assert!(!was_reset(a.as_fd()).unwrap() && !was_reset(b.as_fd()).unwrap());
+        assert!(shutdown(a.as_fd(), Shutdown::Both).is_ok(), "a closed one counts as done");
+    }
+
+    #[test]
+    fn a_reset_is_sent_and_told_from_an_end_and_writing_raises_no_signal() {
+        let (a, b) = tcp_pair();
+        set_linger_reset(a.as_fd()).unwrap();
+        drop(a);
+        wait_readable(b.as_fd());
+        assert_eq!(state(b.as_fd()).unwrap(), State::Closed);
+        assert!(was_reset(b.as_fd()).unwrap());
+        let error = send(b.as_fd(), b"late").unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EPIPE));
+    }
+
+    #[test]
+    fn a_reset_with_bytes_before_it_is_an_error_on_read() {
+        let (a, b) = tcp_pair();
+        set_linger_reset(a.as_fd()).unwrap();
+        drop(a);
+        wait_readable(b.as_fd());
+        assert_eq!(recv(b.as_fd(), &mut [0; 8]).unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
+    }
+}

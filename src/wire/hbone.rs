@@ -1,0 +1,304 @@
+//! The text of HBONE: what a CONNECT says beside its authority (reference sections 6.4 and 7.7), and the authority
+//! itself. Pure functions; everything that is read here was written by a peer and is refused or cut, never trusted.
+
+use std::fmt::Write;
+use std::net::SocketAddr;
+
+pub use crate::mesh::authority::{Authority, NotAnAuthority};
+use crate::mesh::labels::Party;
+use crate::mesh::workload::Workload;
+
+/// What a peer says of its workload. Absent and empty are the same.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Baggage {
+    pub cluster: Option<String>,
+    pub namespace: Option<String>,
+    /// `deployment`, `cronjob`, `pod` or `job`, where a workload name is given.
+    pub workload_type: Option<&'static str>,
+    pub workload_name: Option<String>,
+    pub service_name: Option<String>,
+    pub revision: Option<String>,
+    pub region: Option<String>,
+    pub zone: Option<String>,
+}
+
+impl Baggage {
+    /// The labels of a party that is known by its baggage only.
+    pub fn party(&self) -> Party {
+        let text = |value: &Option<String>| value.as_deref().unwrap_or_default().into();
+        Party {
+            workload: text(&self.workload_name),
+            canonical_service: text(&self.service_name),
+            canonical_revision: text(&self.revision),
+            namespace: text(&self.namespace),
+            app: text(&self.service_name),
+            cluster: text(&self.cluster),
+            region: text(&self.region),
+            zone: text(&self.zone),
+            principal: None,
+        }
+    }
+}
+
+/// The `baggage` header of a workload: its non-empty members in the reference's order. A value that would break the
+/// header or pose as another member is left out.
+pub fn baggage_of(workload: &Workload) -> String {
+    let kind = match &*workload.workload_type {
+        kind @ ("pod" | "job" | "cronjob") => kind,
+        _ => "deployment",
+    };
+    let name_key = format!("k8s.{kind}.name");
+    let members = [
+        ("k8s.cluster.name", &workload.cluster_id),
+        ("k8s.namespace.name", &workload.namespace),
+        (&*name_key, &workload.workload_name),
+        ("service.name", &workload.canonical_name),
+        ("service.version", &workload.canonical_revision),
+        ("cloud.region", &workload.locality.region),
+        ("cloud.availability_zone", &workload.locality.zone),
+    ];
+    let mut text = String::with_capacity(192);
+    for (key, value) in members {
+        if value.is_empty() || !value.bytes().all(|byte| byte.is_ascii_graphic() && byte != b',') {
+            continue;
+        }
+        let comma = if text.is_empty() { "" } else { "," };
+        // Writing to a String can't fail.
+        let _ = write!(text, "{comma}{key}={value}");
+    }
+    text
+}
+
+/// Reads any number of `baggage` headers; of a member given twice the last counts. One value that isn't visible
+/// ASCII spoils them all, as in the reference.
+pub fn parse_baggage(values: &[&[u8]]) -> Baggage {
+    let mut baggage = Baggage::default();
+    for value in values {
+        let Some(text) = visible(value) else { return Baggage::default() };
+        for member in text.split(',') {
+            let Some((key, value)) = member.split_once('=') else { continue };
+            let value = value.trim();
+            let value = (!value.is_empty()).then(|| value.to_owned());
+            let kind = match key.trim() {
+                "k8s.cluster.name" => {
+                    baggage.cluster = value;
+                    continue;
+                }
+                "k8s.namespace.name" => {
+                    baggage.namespace = value;
+                    continue;
+                }
+                "service.name" => {
+                    baggage.service_name = value;
+                    continue;
+                }
+                "service.version" => {
+                    baggage.revision = value;
+                    continue;
+                }
+                "cloud.region" => {
+                    baggage.region = value;
+                    continue;
+                }
+                "cloud.availability_zone" => {
+                    baggage.zone = value;
+                    continue;
+                }
+                "k8s.deployment.name" => "deployment",
+                "k8s.cronjob.name" => "cronjob",
+                "k8s.pod.name" => "pod",
+                "k8s.job.name" => "job",
+                _ => continue,
+            };
+            baggage.workload_type = value.is_some().then_some(kind);
+            baggage.workload_name = value;
+        }
+    }
+    baggage
+}
+
+fn visible(value: &[u8]) -> Option<&str> {
+    let fit = |byte: &u8| byte.is_ascii_graphic() || *byte == b' ' || *byte == b'\t';
+    if value.iter().all(fit) { std::str::from_utf8(value).ok() } else { None }
+}
+
+/// The `forwarded` header: who calls, and the service host that it meant (RFC 7239, host unquoted as in the
+/// reference).
+pub fn forwarded(source: SocketAddr, service_host: Option<&str>) -> String {
+    match service_host {
+        Some(host) => format!("for=\"{source}\";host={host}"),
+        None => format!("for=\"{source}\""),
+    }
+}
+
+/// The host of a `forwarded` header, if it has one that is visible ASCII.
+pub fn forwarded_host(value: &[u8]) -> Option<&str> {
+    let host = visible(value)?.split(';').find_map(|part| part.trim().strip_prefix("host="))?;
+    Some(host.trim_matches('"')).filter(|host| !host.is_empty())
+}
+
+/// A fresh `traceparent` (W3C Trace Context, version 00, not sampled).
+pub fn traceparent(random: &mut fastrand::Rng) -> String {
+    // All-zero identifiers are invalid.
+    let (trace, parent) = (random.u128(1..), random.u64(1..));
+    format!("00-{trace:032x}-{parent:016x}-00")
+}
+
+/// Whether a peer's `traceparent` may be passed on: 55 bytes of four hexadecimal parts of the lengths that W3C
+/// gives them. (A crafted one with fewer parts ends a whole connection of the reference.)
+pub fn valid_traceparent(text: &str) -> bool {
+    let mut parts = text.split('-');
+    let fits = [2, 32, 16, 2].into_iter().all(|length| {
+        parts
+            .next()
+            .is_some_and(|part| part.len() == length && part.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    });
+    fits && parts.next().is_none()
+}
+
+/// What the fuzzer runs: any text as an authority; what parses must print back to the same.
+#[doc(hidden)]
+pub fn fuzz_authority(data: &[u8]) {
+    let Ok(text) = std::str::from_utf8(data) else { return };
+    if let Ok(authority) = Authority::parse(text) {
+        let printed = authority.to_string();
+        assert_eq!(Authority::parse(&printed), Ok(authority), "{text:?} changes in print");
+    }
+}
+
+/// What the fuzzer runs: any bytes as headers, newlines between several.
+#[doc(hidden)]
+pub fn fuzz_headers(data: &[u8]) {
+    let values: Vec<&[u8]> = data.split(|byte| *byte == b'\n').collect();
+    let baggage = parse_baggage(&values);
+    assert_eq!(baggage.workload_type.is_some(), baggage.workload_name.is_some());
+    for value in values {
+        if let Some(host) = forwarded_host(value) {
+            assert!(!host.is_empty() && host.is_ascii());
+        }
+        let _ = std::str::from_utf8(value).map(valid_traceparent);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn server() -> Workload {
+        let mut workload = Workload::plain("Kubernetes//Pod/default/server", "default", "server");
+        workload.cluster_id = "Kubernetes".into();
+        workload.workload_type = "pod".into();
+        workload.workload_name = "server".into();
+        workload.canonical_name = "server".into();
+        workload.canonical_revision = "latest".into();
+        workload.locality.region = "r1".into();
+        workload.locality.zone = "z2".into();
+        workload
+    }
+
+    #[test]
+    fn baggage_reads_as_the_captured_sample() {
+        let text = "k8s.cluster.name=Kubernetes,k8s.namespace.name=default,k8s.pod.name=server,\
+                    service.name=server,service.version=latest,cloud.region=r1,cloud.availability_zone=z2";
+        assert_eq!(baggage_of(&server()), text);
+    }
+
+    #[test]
+    fn every_kind_of_workload_reads_back_what_it_wrote() {
+        for kind in ["pod", "job", "cronjob", "deployment"] {
+            let workload = Workload { workload_type: kind.into(), ..server() };
+            let read = parse_baggage(&[baggage_of(&workload).as_bytes()]);
+            assert_eq!(read.workload_type, Some(kind));
+            assert_eq!(read.party(), Party::of(&workload));
+        }
+    }
+
+    #[test]
+    fn empty_and_dangerous_values_are_left_out() {
+        let mut workload = server();
+        workload.workload_name = "".into();
+        workload.canonical_name = "a,k8s.namespace.name=kube-system".into();
+        workload.canonical_revision = "v1\r\nx: y".into();
+        workload.locality.region = "".into();
+        let text = "k8s.cluster.name=Kubernetes,k8s.namespace.name=default,cloud.availability_zone=z2";
+        assert_eq!(baggage_of(&workload), text);
+        assert_eq!(baggage_of(&Workload::plain("", "", "")), "");
+    }
+
+    #[test]
+    fn baggage_comes_in_several_headers_and_odd_members_are_ignored() {
+        let read = parse_baggage(&[
+            b"service.name=one, k8s.job.name=nightly ,junk,=,x=y,cloud.region=",
+            b"service.name=two",
+        ]);
+        let expected = Baggage {
+            service_name: Some("two".into()),
+            workload_type: Some("job"),
+            workload_name: Some("nightly".into()),
+            ..Baggage::default()
+        };
+        assert_eq!(read, expected);
+        assert_eq!(parse_baggage(&[]), Baggage::default());
+        assert_eq!(
+            parse_baggage(&[b"service.name=ok", "cloud.region=\u{e9}".as_bytes()]),
+            Baggage::default()
+        );
+    }
+
+    #[test]
+    fn forwarded_is_written_and_its_host_read() {
+        let four = "10.99.1.10:54780".parse().unwrap();
+        let host = "web.default.svc.cluster.local";
+        let text = forwarded(four, Some(host));
+        assert_eq!(text, "for=\"10.99.1.10:54780\";host=web.default.svc.cluster.local");
+        assert_eq!(forwarded_host(text.as_bytes()), Some(host));
+        assert_eq!(forwarded("[::1]:80".parse().unwrap(), None), "for=\"[::1]:80\"");
+        for (value, host) in [
+            (&b"for=1.2.3.4;host=\"a.b\""[..], Some("a.b")),
+            (b"host=a.b;for=1.2.3.4", Some("a.b")),
+            (b"for=1.2.3.4; host=a.b", Some("a.b")),
+            (b"for=1.2.3.4", None),
+            (b"for=1.2.3.4;host=", None),
+            (b"for=1.2.3.4;host=\"\"", None),
+            (b"for=1.2.3.4;host=a\xffb", None),
+            (b"", None),
+        ] {
+            assert_eq!(forwarded_host(value), host, "{}", value.escape_ascii());
+        }
+    }
+
+    #[test]
+    fn traceparents_are_fresh_and_crafted_ones_invalid() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let (one, two) = (traceparent(&mut random), traceparent(&mut random));
+        assert_ne!(one, two);
+        assert!(valid_traceparent(&one) && one.len() == 55);
+        assert!(valid_traceparent("00-defbed8555fddf63118875fdbad554dd-b2ae71933cf09761-00"));
+        for wrong in [
+            String::new(),
+            format!("00-{}", "0".repeat(52)),
+            "-".repeat(55),
+            "00-defbed8555fddf63118875fdbad554dg-b2ae71933cf09761-00".into(),
+            "00-defbed8555fddf63118875fdbad554dd-b2ae71933cf09761-00-".into(),
+            "00-defbed8555fddf63118875fdbad554ddb-2ae71933cf09761-00".into(),
+        ] {
+            assert!(!valid_traceparent(&wrong), "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_are_a_panic(data in proptest::collection::vec(any::<u8>(), 0..300)) {
+            fuzz_headers(&data);
+            fuzz_authority(&data);
+        }
+
+        #[test]
+        fn nor_is_nearly_right_text(text in "(k8s\\.(pod|job|x)\\.name|host|for|service\\.name|,|;|=|\"|\n|[a-z0-9:\\.\\[\\]]){0,30}") {
+            fuzz_headers(text.as_bytes());
+            fuzz_authority(text.as_bytes());
+        }
+    }
+}
