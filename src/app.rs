@@ -116,7 +116,7 @@ fn introduce(config: &Config) {
         Ok((soft, hard)) => info!("set file descriptor limits from {soft} to {hard}"),
         Err(error) => warn!("failed to set file descriptor limits: {error}"),
     }
-    info!("running with config: {}", config.to_yaml());
+    info!(target: "ztunnel", "running with config: {}", config.to_yaml());
     for warning in config.warnings.iter().chain(&config.not_yet()) {
         warn!("{warning}");
     }

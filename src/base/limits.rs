@@ -10,8 +10,6 @@ pub const SETTINGS_DEADLINE_MS: u64 = 10_000;
 pub const CONNECT_ANSWER_DEADLINE_MS: u64 = 45_000;
 /// How long a connection waits for the workload record of its own pod (the reference's value).
 pub const LOCAL_WORKLOAD_DEADLINE_MS: u64 = 5_000;
-/// How long a connection waits for a certificate before it is refused.
-pub const CERTIFICATE_DEADLINE_MS: u64 = 30_000;
 /// After one side has finished, the other may stay silent this long before both are closed.
 pub const HALF_CLOSE_IDLE_MS: u64 = 3_600_000;
 /// A lingering close: how long an orderly FIN waits for the peer's, reading and discarding, before the socket goes.

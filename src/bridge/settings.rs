@@ -29,6 +29,8 @@ pub struct Settings {
     pub pool_streams: u16,
     pub pool_idle: Duration,
     pub termination_deadline: Duration,
+    /// How long a connection waits for a certificate (`RINGWAY_CERTIFICATE_DEADLINE`).
+    pub certificate_deadline: Duration,
     /// `ENABLE_RESPONSE_BAGGAGE`.
     pub response_baggage: bool,
     /// `LOCALHOST_APP_TUNNEL`.

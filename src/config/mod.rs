@@ -290,6 +290,7 @@ impl Config {
             pool_streams: self.data.pool_streams,
             pool_idle: self.data.pool_idle,
             termination_deadline: self.data.termination_deadline,
+            certificate_deadline: self.data.certificate_deadline,
             response_baggage: self.data.response_baggage,
             localhost_app_tunnel: self.data.localhost_app_tunnel,
             log_policy_decisions: self.logs.policy_decisions,

@@ -167,9 +167,8 @@ impl Shard {
                 asked = true;
                 self.report(Report::Want(identity.clone())).await;
             }
-            let spent = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let left = limits::CERTIFICATE_DEADLINE_MS.saturating_sub(spent);
-            if within(left, changed.wait()).await.is_none() {
+            let left = self.settings.certificate_deadline.saturating_sub(started.elapsed());
+            if monoio::time::timeout(left, changed.wait()).await.is_err() {
                 return Err(Failure::Identity(format!(
                     "timed out waiting for the certificate of {identity}"
                 )));
