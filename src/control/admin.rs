@@ -17,6 +17,7 @@ use crate::control::cni::Board;
 use crate::control::control::{Facts, Quit};
 use crate::control::dump::Dump;
 use crate::control::http::{self, Answering, Handler, Question, Reply};
+use crate::control::logs::{LevelError, Logs};
 use crate::control::publish::StaticConfig;
 use crate::control::shards;
 
@@ -37,6 +38,29 @@ pub enum LevelRefused {
     Invalid,
     /// The filter could not be changed.
     Failed(String),
+}
+
+impl LogLevels for Logs {
+    fn current(&self) -> String {
+        Self::current(self)
+    }
+
+    fn set(&self, level: &str) -> Result<String, LevelRefused> {
+        self.set_level(level).map_err(LevelRefused::from)
+    }
+
+    fn reset(&self) -> Result<String, LevelRefused> {
+        Self::reset(self).map_err(LevelRefused::from)
+    }
+}
+
+impl From<LevelError> for LevelRefused {
+    fn from(error: LevelError) -> Self {
+        match error {
+            LevelError::Invalid(_) => Self::Invalid,
+            error @ (LevelError::Parse(_) | LevelError::Reload(_)) => Self::Failed(error.to_string()),
+        }
+    }
 }
 
 /// Answers the admin port.
