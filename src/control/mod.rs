@@ -14,3 +14,5 @@ pub mod ready;
 pub mod recorder;
 pub mod session;
 pub mod shards;
+#[cfg(test)]
+mod test_support;
