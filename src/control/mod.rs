@@ -16,3 +16,6 @@ pub mod session;
 pub mod shards;
 #[cfg(test)]
 mod test_support;
+mod file_match;
+mod file_schema;
+pub mod files;
