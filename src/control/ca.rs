@@ -185,3 +185,7 @@ fn renewal_after(lifetime: Duration, random: f64) -> Duration {
 fn first_backoff() -> Duration {
     Duration::from_millis(SIGNING_BACKOFF_FIRST_MS)
 }
+
+#[cfg(test)]
+#[path = "ca_tests.rs"]
+mod tests;

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam::channel::Receiver;
@@ -96,6 +97,8 @@ pub enum ControlError {
     },
     #[error("the proxy for {pod} can't start: {error}")]
     OwnPod { pod: String, error: String },
+    #[error("the thread that serves the CNI agent has ended: see the panic above")]
+    CniThread,
 }
 
 /// How it ended. Exit code 0 in both cases.
@@ -150,6 +153,10 @@ impl Control {
     async fn work(self) -> Result<Outcome, ControlError> {
         let Self { readiness, registry, servers: [ready, admin, stats], wiring } = self;
         let kernel = |what| move |error| ControlError::Kernel { what, error };
+        info!(target: "ztunnel::app", "{}", match &wiring.mode {
+            Mode::Shared { .. } => "shared proxy mode - in-pod mode enabled",
+            Mode::Dedicated => "proxy mode enabled",
+        });
         let (close, closing) = watch::channel(false);
         let (quit, quits) = mpsc::channel(4);
         let board = Arc::new(Board::default());
@@ -212,6 +219,7 @@ struct Loop {
     registry: Registry,
     /// Until the mesh is known, then it runs on its thread.
     cni: Option<Cni>,
+    cni_thread: Option<JoinHandle<()>>,
     post: Mailbox<Letter>,
     /// Letters that the CNI thread's mailbox didn't take yet.
     letters: VecDeque<Letter>,
@@ -253,6 +261,7 @@ impl Loop {
             orders: Orders::new(shards),
             prefetch: !dedicated,
             letters: VecDeque::new(),
+            cni_thread: None,
             polled: None,
             drained: BTreeSet::new(),
             published,
@@ -308,6 +317,10 @@ impl Loop {
         self.orders.flush();
         self.hand_letters_on();
         self.heartbeat.beat(now, &self.readiness);
+        // It ends by itself only at a drain; without it no pod of this node could come or go.
+        if self.cni_thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            return Err(ControlError::CniThread);
+        }
         Ok(())
     }
 
@@ -355,7 +368,7 @@ impl Loop {
         }
         let Some(cni) = self.cni.take() else { return Ok(()) };
         let registry = self.registry.clone();
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("ringway-cni".to_owned())
             .spawn(move || {
                 // Signals are for the control thread.
@@ -364,8 +377,9 @@ impl Loop {
                 }
                 metrics::with_local_recorder(&registry, || cni.run());
             })
-            .map(|_| ())
-            .map_err(|error| ControlError::Kernel { what: "start the CNI thread", error })
+            .map_err(|error| ControlError::Kernel { what: "start the CNI thread", error })?;
+        self.cni_thread = Some(thread);
+        Ok(())
     }
 
     fn start_own(&mut self, uid: &Text) {
@@ -596,3 +610,7 @@ impl Heartbeat {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

@@ -209,11 +209,11 @@ async fn a_scrape_sums_living_shards_and_does_not_wait_long_for_a_dead_one() {
     let (_close, closing) = tokio::sync::watch::channel(false);
     let _serving = bound.serve(Arc::new(server(mailboxes)), &closing).unwrap();
     let started = std::time::Instant::now();
-    let page = crate::control::http::test::get(address, "POST", "/stats/prometheus").await;
+    let page = http::test::get(address, "POST", "/stats/prometheus").await;
     assert!(started.elapsed() < std::time::Duration::from_secs(3));
     assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
     assert!(page.contains(&format!("{HEAD}4\n")), "{page}");
     assert!(page.contains("\nringway_shards 3\n") && page.contains("\nringway_shards_answering 2\n"));
-    let missing = crate::control::http::test::get(address, "GET", "/x").await;
+    let missing = http::test::get(address, "GET", "/x").await;
     assert!(missing.starts_with("HTTP/1.1 404 Not Found\r\n") && !missing.contains("content-type"), "{missing}");
 }

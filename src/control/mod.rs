@@ -6,6 +6,9 @@ pub mod cni;
 #[allow(clippy::module_inception, reason = "the module of the thread itself")]
 pub mod control;
 pub mod dump;
+mod file_match;
+mod file_schema;
+pub mod files;
 pub mod http;
 pub mod logs;
 pub mod metrics;
@@ -14,8 +17,6 @@ pub mod ready;
 pub mod recorder;
 pub mod session;
 pub mod shards;
+pub mod source;
 #[cfg(test)]
 mod test_support;
-mod file_match;
-mod file_schema;
-pub mod files;
