@@ -435,12 +435,9 @@ mod tests {
                 prop_assert_eq!(&seen(&scratch), &shown);
             }
             // Taken down again, nothing is left in any index.
-            let gone = from_scratch(&snapshot).into_iter().map(|change| match change {
-                Change::Workload(workload) => Change::RemoveWorkload(workload.uid.clone()),
-                Change::Service { service, .. } => Change::RemoveService(service.key.clone()),
-                Change::Policy { key, .. } => Change::RemovePolicy(key),
-                other => other,
-            });
+            let gone = snapshot.workloads().map(|workload| Change::RemoveWorkload(workload.uid.clone()));
+            let gone = gone.chain(snapshot.services().map(|service| Change::RemoveService(service.key.clone())));
+            let gone = gone.chain(snapshot.policies().map(|(key, _)| Change::RemovePolicy(key.clone())));
             let bare = apply(&snapshot, gone, node);
             let left = [
                 bare.workloads.len(), bare.addresses.len(), bare.local.len(), bare.workload_hosts.len(),
