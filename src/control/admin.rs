@@ -236,7 +236,8 @@ fn percent_decoded(text: &str) -> String {
         rest = match rest {
             [] => return String::from_utf8_lossy(&decoded).into_owned(),
             [b'%', high, low, after @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
-                let digit = |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+                let digit =
+                    |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
                 decoded.extend(digit(high).zip(digit(low)).map(|(high, low)| high * 16 + low));
                 after
             }

@@ -51,7 +51,10 @@ fn log_levels_are_shown_changed_and_reset() {
     assert_eq!(says(&logs, "POST", "reset"), ok(DEFAULT));
     assert_eq!(says(&logs, "POST", "reset=false&level=warn"), ok("warn"));
     let (status, text) = says(&logs, "POST", "level=bogus");
-    assert!(status == 400 && text.starts_with("Invalid level provided: bogus\n\nusage: POST /logging"), "{text}");
+    assert!(
+        status == 400 && text.starts_with("Invalid level provided: bogus\n\nusage: POST /logging"),
+        "{text}"
+    );
     let (status, text) = says(&logs, "POST", "level=broken=info");
     assert!(status == 400 && text.starts_with("Failed to set new level: reload failure: gone\n"), "{text}");
     let (status, text) = says(&logs, "GET", "level=debug");
@@ -74,7 +77,10 @@ fn profile_parameters_are_checked_as_in_the_reference() {
         assert_eq!(cpu_profile(query).status(), status, "{query}");
     }
     let reply = heap_profiling("activate=maybe");
-    assert_eq!((reply.status().as_u16(), body(reply).as_str()), (400, "invalid activate value \"maybe\"; expected true or false\n"));
+    assert_eq!(
+        (reply.status().as_u16(), body(reply).as_str()),
+        (400, "invalid activate value \"maybe\"; expected true or false\n")
+    );
 }
 
 #[test]

@@ -64,8 +64,21 @@ struct Kept {
 }
 
 impl Ca {
-    pub fn new(signer: Box<dyn Signer>, ttl: Duration, identities: Arc<Identities>, random: fastrand::Rng) -> Self {
-        Self { signer, ttl, identities, kept: HashMap::new(), local: HashMap::new(), workloads: HashMap::new(), random }
+    pub fn new(
+        signer: Box<dyn Signer>,
+        ttl: Duration,
+        identities: Arc<Identities>,
+        random: fastrand::Rng,
+    ) -> Self {
+        Self {
+            signer,
+            ttl,
+            identities,
+            kept: HashMap::new(),
+            local: HashMap::new(),
+            workloads: HashMap::new(),
+            random,
+        }
     }
 
     /// A connection waits for this identity. One whose last attempt failed waits for its retry: the stored reason

@@ -44,8 +44,7 @@ impl Scene {
         let mut settings = settings();
         (settings.shards, settings.pod_shards) = (SHARDS, 2);
         let orders = Orders::new(mailboxes);
-        let mut cni =
-            Cni::new(uds, Arc::new(settings), orders, letters, readiness.clone(), board.clone());
+        let mut cni = Cni::new(uds, Arc::new(settings), orders, letters, readiness.clone(), board.clone());
         cni.pace.next = Duration::from_millis(1);
         change(&mut cni);
         let (done, over) = (Arc::<Mutex<Vec<String>>>::default(), Arc::new(AtomicBool::new(false)));
@@ -102,14 +101,21 @@ impl Drop for Scene {
 }
 
 /// `bad`: fails; `once-bad`: fails the first time; others come up.
-fn serve(shard: usize, order: Order, post: &Mailbox<Letter>, done: &Mutex<Vec<String>>, seen: &mut HashSet<Text>) {
+fn serve(
+    shard: usize,
+    order: Order,
+    post: &Mailbox<Letter>,
+    done: &Mutex<Vec<String>>,
+    seen: &mut HashSet<Text>,
+) {
     let letter = match order {
         Order::Start(pod) => {
             let uid = pod.uid.clone();
             done.lock().unwrap().push(format!("start {uid}"));
             assert!(pod.netns.is_some());
             let fails = &*uid == "bad" || (&*uid == "once-bad" && seen.insert(uid.clone()));
-            let result = if fails { Err("failed to bind to address [::]:15008: in use".into()) } else { Ok(()) };
+            let result =
+                if fails { Err("failed to bind to address [::]:15008: in use".into()) } else { Ok(()) };
             Letter::Started { uid, shard, result }
         }
         Order::Stop { uid, how } => {

@@ -4,6 +4,7 @@ use super::*;
 use std::net::SocketAddr;
 
 use crate::bridge::order::PodInfo;
+use crate::bridge::report::ShardStats;
 use crate::control::ca::NoAuthority;
 use crate::control::http::test::get;
 use crate::control::source::LocalSource;
@@ -13,7 +14,7 @@ use crate::sys::fdpass::SeqPacketListener;
 use crate::wire::zds::{self, Message};
 
 struct Scene {
-    shards: Shards,
+    _shards: Shards,
     published: Arc<Published>,
     ready: SocketAddr,
     admin: SocketAddr,
@@ -57,7 +58,7 @@ fn start(mode: Mode, own: Vec<Arc<Pod>>, source: Option<Box<dyn Source>>) -> Sce
     let control = Control::new(wiring).unwrap();
     let [ready, admin, _] = control.addresses().map(|addresses| addresses[0]);
     let thread = std::thread::spawn(|| control.run());
-    Scene { shards, published, ready, admin, thread }
+    Scene { _shards: shards, published, ready, admin, thread }
 }
 
 /// Asks until the readiness answer starts so.
@@ -89,7 +90,10 @@ async fn dedicated_mode_gets_ready_and_ends_on_request() {
 fn a_dedicated_workload_that_cannot_start_ends_the_process_with_the_reason() {
     let scene = start(Mode::Dedicated, vec![pod("bad", PodKind::Workload)], None);
     let error = scene.thread.join().unwrap().unwrap_err().to_string();
-    assert!(error.starts_with("the proxy for shop/web can't start: shard ") && error.ends_with("no luck"), "{error}");
+    assert!(
+        error.starts_with("the proxy for shop/web can't start: shard ") && error.ends_with("no luck"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -137,31 +141,4 @@ async fn shared_mode_serves_its_agent_and_tells_it_by_leaving_that_it_ends() {
     get(scene.admin, "POST", "/quitquitquit").await;
     assert_eq!(agent.recv(&mut buffer, patience).unwrap().len, 0, "the agent is left at once");
     assert_eq!(scene.thread.join().unwrap().unwrap(), Outcome::Drained);
-}
-
-#[test]
-fn a_shard_that_falls_silent_makes_the_process_unready_until_it_speaks() {
-    let (mailbox, letters) = mailbox(8).unwrap();
-    let readiness = Readiness::default();
-    let mut heartbeat = Heartbeat::new(vec![mailbox]);
-    let start = Instant::now();
-    let at = |seconds| start + Duration::from_secs(seconds);
-    let answer = || {
-        while let Some(order) = letters.take() {
-            if let Order::Scrape(to) = order {
-                to.send(ShardStats::default()).unwrap();
-            }
-        }
-    };
-    heartbeat.beat(at(0), &readiness);
-    answer();
-    heartbeat.beat(at(4), &readiness);
-    heartbeat.beat(at(5), &readiness);
-    heartbeat.beat(at(9), &readiness);
-    assert!(readiness.pending().is_empty());
-    heartbeat.beat(at(10), &readiness);
-    assert_eq!(readiness.pending()[0].0, "shard 0");
-    answer();
-    heartbeat.beat(at(11), &readiness);
-    assert!(readiness.pending().is_empty());
 }

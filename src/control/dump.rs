@@ -45,7 +45,8 @@ impl Dump<'_> {
 
 fn mesh(snapshot: &Snapshot) -> Map<String, Value> {
     let workloads = snapshot.workloads().map(|workload| dump::workload(workload));
-    let services = snapshot.services().map(|service| dump::service(service, snapshot.endpoints(&service.key)));
+    let services =
+        snapshot.services().map(|service| dump::service(service, snapshot.endpoints(&service.key)));
     let policies = snapshot.policies().map(|(_, policy)| dump::policy(policy));
     let mut all = Map::new();
     all.insert("workloads".into(), workloads.collect());

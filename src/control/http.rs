@@ -87,11 +87,15 @@ impl Server {
     }
 
     /// Serves until `closing` says so or goes away. Must be called on the control thread's runtime.
-    pub fn serve(self, handler: Arc<dyn Handler>, closing: &watch::Receiver<bool>) -> Result<Serving, BindError> {
+    pub fn serve(
+        self,
+        handler: Arc<dyn Handler>,
+        closing: &watch::Receiver<bool>,
+    ) -> Result<Serving, BindError> {
         let Self { component, listeners, connections, header_deadline } = self;
         for (address, listener) in listeners {
-            let listener = TcpListener::from_std(listener)
-                .map_err(|error| BindError { component, address, error })?;
+            let listener =
+                TcpListener::from_std(listener).map_err(|error| BindError { component, address, error })?;
             info!(target: "ztunnel::hyper_util", address = %address, component, "listener established");
             let loop_ = AcceptLoop {
                 component,

@@ -45,7 +45,8 @@ fn labels() -> LabelSet {
 }
 
 fn nobody() -> LabelSet {
-    let service = ServiceLabels { hostname: "a\"b\\c\nd".into(), namespace: Text::default(), name: Text::default() };
+    let service =
+        ServiceLabels { hostname: "a\"b\\c\nd".into(), namespace: Text::default(), name: Text::default() };
     Arc::new(Labels {
         reporter: Reporter::Destination,
         source: None,
@@ -56,7 +57,8 @@ fn nobody() -> LabelSet {
 }
 
 fn stats(shard: usize) -> ShardStats {
-    let counts = |labels, closed| ConnectionCounts { labels, opened: 2, received_bytes: 75, sent_bytes: 0, closed };
+    let counts =
+        |labels, closed| ConnectionCounts { labels, opened: 2, received_bytes: 75, sent_bytes: 0, closed };
     ShardStats {
         shard,
         connections: vec![
@@ -107,7 +109,8 @@ fn labels_stand_in_the_references_order_and_shards_are_summed() {
     let page = page();
     assert_eq!(line(&page, HEAD), format!("{HEAD}4"));
     let other = |name: &str, flag: &str| {
-        HEAD.replace("connections_opened", name).replace("response_flags=\"-\"", &format!("response_flags=\"{flag}\""))
+        HEAD.replace("connections_opened", name)
+            .replace("response_flags=\"-\"", &format!("response_flags=\"{flag}\""))
     };
     for (name, flag, value) in [
         ("received_bytes", "-", "150"),
@@ -154,7 +157,8 @@ fn families_are_the_references_in_its_order_and_ours_come_after() {
         "ringway_stalls counter",
     ];
     let heads: Vec<&str> = heads.into_iter().filter(|head| !head.starts_with("process_max_fds")).collect();
-    let expected: Vec<&str> = expected.into_iter().filter(|head| !head.starts_with("process_max_fds")).collect();
+    let expected: Vec<&str> =
+        expected.into_iter().filter(|head| !head.starts_with("process_max_fds")).collect();
     assert_eq!(heads, expected, "a family without samples has no head");
     for whole in [
         "# HELP istio_build Istio component build info.",
@@ -172,7 +176,10 @@ fn families_are_the_references_in_its_order_and_ours_come_after() {
     }
     assert!(page.ends_with("\n# EOF\n"));
     let mut seen = std::collections::HashSet::new();
-    let twice = page.lines().filter(|line| !line.is_empty()).find(|line| !seen.insert(line.rsplit_once(' ').unwrap().0));
+    let twice = page
+        .lines()
+        .filter(|line| !line.is_empty())
+        .find(|line| !seen.insert(line.rsplit_once(' ').unwrap().0));
     assert_eq!(twice, None, "a series or head stands twice");
 }
 
@@ -192,8 +199,11 @@ fn the_type_is_chosen_as_the_reference_does() {
         }
         let reply = reply(&question.headers, String::new());
         let kind = reply.headers()[CONTENT_TYPE].to_str().unwrap();
-        let expected =
-            if open { "application/openmetrics-text;charset=utf-8;version=1.0.0" } else { "text/plain; charset=utf-8" };
+        let expected = if open {
+            "application/openmetrics-text;charset=utf-8;version=1.0.0"
+        } else {
+            "text/plain; charset=utf-8"
+        };
         assert_eq!(kind, expected, "{accept:?}");
     }
 }
@@ -215,5 +225,8 @@ async fn a_scrape_sums_living_shards_and_does_not_wait_long_for_a_dead_one() {
     assert!(page.contains(&format!("{HEAD}4\n")), "{page}");
     assert!(page.contains("\nringway_shards 3\n") && page.contains("\nringway_shards_answering 2\n"));
     let missing = http::test::get(address, "GET", "/x").await;
-    assert!(missing.starts_with("HTTP/1.1 404 Not Found\r\n") && !missing.contains("content-type"), "{missing}");
+    assert!(
+        missing.starts_with("HTTP/1.1 404 Not Found\r\n") && !missing.contains("content-type"),
+        "{missing}"
+    );
 }

@@ -9,6 +9,7 @@ pub mod dump;
 mod file_match;
 mod file_schema;
 pub mod files;
+mod heartbeat;
 pub mod http;
 pub mod logs;
 pub mod metrics;
@@ -20,3 +21,4 @@ pub mod shards;
 pub mod source;
 #[cfg(test)]
 mod test_support;
+mod wake;

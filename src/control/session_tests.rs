@@ -22,7 +22,12 @@ fn shards(uid: &str) -> Vec<usize> {
     crate::bridge::settings::shards_of(uid, SHARDS, 2)
 }
 
-fn all_started(session: &mut Session<u32>, uid: &str, result: &Result<(), String>, now: Instant) -> Vec<Action<u32>> {
+fn all_started(
+    session: &mut Session<u32>,
+    uid: &str,
+    result: &Result<(), String>,
+    now: Instant,
+) -> Vec<Action<u32>> {
     let answer = |shard| session.started(&uid.into(), shard, result.clone(), now);
     shards(uid).into_iter().flat_map(answer).collect()
 }
@@ -147,7 +152,9 @@ fn breaches_of_the_protocol_are_named() {
     assert!(refused(session.message(bare, Some(1), now)).contains("without workload info"));
     session.message(Message::SnapshotSent, None, now);
     assert!(refused(session.message(Message::SnapshotSent, None, now)).contains("second snapshot"));
-    assert!(refused(session.message(Message::Keep { uid: "u".into() }, None, now)).contains("after the snapshot"));
+    assert!(
+        refused(session.message(Message::Keep { uid: "u".into() }, None, now)).contains("after the snapshot")
+    );
 }
 
 #[test]

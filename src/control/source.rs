@@ -24,14 +24,8 @@ pub struct LocalSource {
 }
 
 enum From {
-    File {
-        path: PathBuf,
-        watch: Watch,
-    },
-    Text {
-        text: String,
-        read: bool,
-    },
+    File { path: PathBuf, watch: Watch },
+    Text { text: String, read: bool },
 }
 
 impl LocalSource {
@@ -125,9 +119,10 @@ fn needs_certificate(workload: &Workload, node: Option<&str>) -> bool {
 fn shown(config: &LocalConfig) -> Value {
     // A snapshot of the file alone knows which endpoints each service has.
     let alone = apply(&Snapshot::default(), files::changes(&LocalConfig::default(), config), None);
-    let services = config.services.iter().map(|(key, (service, _)): (&ServiceKey, _)| {
-        dump::service(service, alone.endpoints(key))
-    });
+    let services = config
+        .services
+        .iter()
+        .map(|(key, (service, _)): (&ServiceKey, _)| dump::service(service, alone.endpoints(key)));
     json!({
         "workloads": config.workloads.values().map(|workload| dump::workload(workload)).collect::<Value>(),
         "services": services.collect::<Value>(),

@@ -43,7 +43,6 @@ pub fn settings() -> Settings {
 pub struct Shards {
     pub mailboxes: Vec<Mailbox<Order>>,
     pub reports: Option<Letterbox<Report>>,
-    pub report: Mailbox<Report>,
     over: Arc<AtomicBool>,
 }
 
@@ -64,7 +63,7 @@ impl Shards {
                 }
             });
         }
-        Self { mailboxes, reports: Some(reports), report, over }
+        Self { mailboxes, reports: Some(reports), over }
     }
 }
 
