@@ -12,6 +12,8 @@ mod file_schema;
 pub mod files;
 pub mod http;
 pub mod local;
+mod heartbeat;
+pub mod http;
 pub mod logs;
 pub mod metrics;
 pub mod publish;
@@ -19,3 +21,7 @@ pub mod ready;
 pub mod recorder;
 pub mod session;
 pub mod shards;
+pub mod source;
+#[cfg(test)]
+mod test_support;
+mod wake;
