@@ -19,7 +19,7 @@ use crate::config::{Aead, Bind, Config, EventLoop as WantedLoop, LocalXds, Proxy
 use crate::control::ca::{Embedded, NoAuthority, Signer};
 use crate::control::control::{Control, Facts, Mode, Wiring};
 use crate::control::http::Listen;
-use crate::control::local::LocalSource;
+use crate::control::source::LocalSource;
 use crate::control::logs::Logs;
 use crate::control::publish::Source;
 use crate::mesh::snapshot::Snapshot;
@@ -199,10 +199,10 @@ fn start_shards(seeds: Vec<Seed>, event_loop: EventLoop) -> anyhow::Result<Vec<t
 }
 
 fn source(config: &Config) -> anyhow::Result<Option<Box<dyn Source>>> {
-    let node = config.place.local_node.clone();
+    let node = config.place.local_node.as_deref().map(Into::into);
     Ok(match &config.sources.local_xds {
         LocalXds::File(path) => Some(Box::new(LocalSource::file(path.clone(), node))),
-        LocalXds::Inline(text) => Some(Box::new(LocalSource::inline(text.clone(), node))),
+        LocalXds::Inline(text) => Some(Box::new(LocalSource::text(text.clone(), node))),
         LocalXds::None => None,
     })
 }

@@ -49,6 +49,8 @@ pub const TICK_MS: u64 = 1_000;
 pub const MAILBOX_RETRY_MS: u64 = 10;
 /// How long the end of a pod's tasks may take once they are told.
 pub const FORCED_END_MS: u64 = 2_000;
+/// How long a finished log line may wait for others before the writer gets them all.
+pub const LINES_WAIT_MS: u64 = 20;
 /// Tunnels tried for one stream where each turns out full or going away.
 pub const TUNNEL_TRIES: usize = 4;
 // control: the control thread, the CNI agent, the certificate authority, the servers.
