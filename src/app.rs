@@ -19,9 +19,9 @@ use crate::config::{Aead, Bind, Config, EventLoop as WantedLoop, LocalXds, Proxy
 use crate::control::ca::{Embedded, NoAuthority, Signer};
 use crate::control::control::{Control, Facts, Mode, Wiring};
 use crate::control::http::Listen;
-use crate::control::source::LocalSource;
 use crate::control::logs::Logs;
 use crate::control::publish::Source;
+use crate::control::source::LocalSource;
 use crate::mesh::snapshot::Snapshot;
 use crate::path;
 use crate::shard::rt::{EventLoop, block_on};
@@ -54,7 +54,8 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
     let profile = choose_profile(config);
     let published = Arc::new(Published::new(Snapshot::default()));
     let identities = Arc::new(Identities::default());
-    let (reports, letters) = mailbox::<Report>(REPORTS_QUEUED).context("cannot make the mailbox of reports")?;
+    let (reports, letters) =
+        mailbox::<Report>(REPORTS_QUEUED).context("cannot make the mailbox of reports")?;
 
     let mut mailboxes = Vec::new();
     let mut seeds = Vec::new();

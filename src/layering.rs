@@ -55,7 +55,8 @@ fn violations(root: &Path, rule: impl Fn(&str, &str) -> Option<String>) -> Vec<S
         sources(&root.join(module), &mut files);
         for file in files.iter().filter(|file| !is_test(file)) {
             for (line, text) in code(file) {
-                found.extend(rule(module, &text).map(|broken| format!("{}:{line}: {broken}", file.display())));
+                found
+                    .extend(rule(module, &text).map(|broken| format!("{}:{line}: {broken}", file.display())));
             }
         }
     }

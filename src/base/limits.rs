@@ -51,6 +51,8 @@ pub const MAILBOX_RETRY_MS: u64 = 10;
 pub const FORCED_END_MS: u64 = 2_000;
 /// How long a finished log line may wait for others before the writer gets them all.
 pub const LINES_WAIT_MS: u64 = 20;
+/// Blank sockets of one pod and family that are made ahead at once.
+pub const SPARE_SOCKETS: usize = 16;
 /// Tunnels tried for one stream where each turns out full or going away.
 pub const TUNNEL_TRIES: usize = 4;
 // control: the control thread, the CNI agent, the certificate authority, the servers.

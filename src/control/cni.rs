@@ -264,7 +264,8 @@ impl Cni {
 
     fn start(&mut self, uid: &Text, info: PodInfo, place: &Place) -> Vec<Action<Place>> {
         let shards = self.settings.shards_of(uid);
-        let pod = Arc::new(Pod { uid: uid.clone(), info, netns: Some(place.0.clone()), kind: PodKind::Workload });
+        let pod =
+            Arc::new(Pod { uid: uid.clone(), info, netns: Some(place.0.clone()), kind: PodKind::Workload });
         let mut actions = Vec::new();
         for shard in shards {
             if !self.orders.post(shard, Order::Start(pod.clone())) {

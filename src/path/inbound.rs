@@ -114,7 +114,7 @@ async fn prepare(
     link: &Link,
     stream: Rc<Stream>,
     head: &RequestHead,
-) -> Option<(StreamRelay, Record, Entered)> {
+) -> Option<(Box<StreamRelay>, Record, Entered)> {
     let mut unanswered = Unanswered { tunnel: link.tunnel.clone(), stream, relayed: false };
     let stream = unanswered.stream.clone();
     let refuse = |status| {
@@ -155,12 +155,12 @@ async fn prepare(
         actual_dst: found.upstream.0,
         protocol: LiveProtocol::Hbone,
         closer: closer.clone(),
-        subject: Some(Subject {
+        subject: Some(Box::new(Subject {
             source: link.source.ip(),
             identity: peer(link).cloned(),
             destination: found.upstream.0,
             workload: local.clone(),
-        }),
+        })),
     });
     let app = match reach(world, link, &found, &entered).await {
         Ok(app) => app,
@@ -173,7 +173,7 @@ async fn prepare(
     let baggage = world.shard.settings.response_baggage.then(|| baggage_of(&local));
     let baggage = baggage.as_deref().filter(|baggage| !baggage.is_empty());
     link.tunnel.respond(&unanswered.stream, 200, baggage, false);
-    let relay = StreamRelay {
+    let relay = Box::new(StreamRelay {
         app: Rc::new(app),
         stream: unanswered.stream.clone(),
         tunnel: link.tunnel.clone(),
@@ -182,7 +182,7 @@ async fn prepare(
         way: Way::ToClient,
         closer,
         clean: false,
-    };
+    });
     unanswered.relayed = true;
     Some((relay, record, entered))
 }

@@ -19,6 +19,7 @@ pub mod rt;
 mod shard;
 pub mod signal;
 pub mod socket;
+pub mod spares;
 pub mod splice;
 pub mod stats;
 pub mod stream;

@@ -63,7 +63,12 @@ pub struct Reservation {
 
 impl Pool {
     pub fn new(streams_each: u16, stats: Rc<Stats>) -> Self {
-        Self { keys: RefCell::default(), streams_each: usize::from(streams_each).max(1), closed: Cell::new(false), stats }
+        Self {
+            keys: RefCell::default(),
+            streams_each: usize::from(streams_each).max(1),
+            closed: Cell::new(false),
+            stats,
+        }
     }
 
     /// A place on a tunnel of this key: on one that is up, or on one that `dial` brings up.

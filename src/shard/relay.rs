@@ -59,7 +59,7 @@ enum Pumped {
 
 impl StreamRelay {
     /// Relays until both sides have ended or something ended both. Dropped before that, it resets both.
-    pub async fn run(mut self) -> Ending {
+    pub async fn run(mut self: Box<Self>) -> Ending {
         let down = match self.way {
             Way::ToServer => Way::ToClient,
             Way::ToClient => Way::ToServer,
@@ -86,7 +86,8 @@ impl StreamRelay {
             if !self.stream.has_waiting() {
                 writable.set(None);
             } else if writable.is_none() {
-                writable.set(Some(self.app.writable()));
+                // Rare, so it is boxed: every idle connection would hold its room.
+                writable.set(Some(Box::pin(self.app.writable())));
             }
             match wait(&self.stream.signal, readable.as_mut(), writable.as_mut()).await {
                 Woke::Signal => {
@@ -132,7 +133,9 @@ impl StreamRelay {
 
     fn read(&self, scratch: &mut [u8], wanted: usize) -> io::Result<usize> {
         if wanted <= SLOT_PAYLOAD_BYTES {
-            return self.app.receive(scratch.get_mut(HEADROOM_BYTES..HEADROOM_BYTES + wanted).unwrap_or_default());
+            return self
+                .app
+                .receive(scratch.get_mut(HEADROOM_BYTES..HEADROOM_BYTES + wanted).unwrap_or_default());
         }
         let mut places = payload_places(scratch, wanted);
         let used = wanted.div_ceil(SLOT_PAYLOAD_BYTES).min(RECORDS_A_TURN);

@@ -47,7 +47,7 @@ enum Flow {
 
 impl Splice {
     /// Relays until both sides have ended or something ended both. Dropped before that, it resets both.
-    pub async fn run(mut self) -> Ending {
+    pub async fn run(mut self: Box<Self>) -> Ending {
         let ending = self.carry().await;
         self.clean = ending == Ending::Finished;
         ending
@@ -78,9 +78,9 @@ impl Splice {
                 }
             }
             arm(client_readable.as_mut(), up.wants_read(), || self.client.readable());
-            arm(server_writable.as_mut(), up.wants_write(), || self.server.writable());
+            arm(server_writable.as_mut(), up.wants_write(), || Box::pin(self.server.writable()));
             arm(server_readable.as_mut(), down.wants_read(), || self.server.readable());
-            arm(client_writable.as_mut(), down.wants_write(), || self.client.writable());
+            arm(client_writable.as_mut(), down.wants_write(), || Box::pin(self.client.writable()));
             let (to_server, to_client) = poll_fn(|context| {
                 let mut woken = signal.poll(context).is_ready();
                 let to_server = poll_slot(client_readable.as_mut(), context)

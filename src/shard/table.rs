@@ -25,7 +25,7 @@ pub struct Entry {
     pub protocol: LiveProtocol,
     pub closer: Closer,
     /// Whom policies decide about; none for outbound connections.
-    pub subject: Option<Subject>,
+    pub subject: Option<Box<Subject>>,
 }
 
 /// Where the connection was meant to go.
