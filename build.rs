@@ -17,7 +17,7 @@ fn version_facts() {
     for name in ["VERSION", "GIT_REVISION"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
-    // Changes with each commit and checkout, in worktrees too. A path that doesn't exist would rebuild every time.
+    // Changes with each commit and checkout. A path that does not exist would rebuild every time.
     if let Some(log) = output("git", &["rev-parse", "--git-path", "logs/HEAD"])
         .filter(|log| std::fs::exists(log).is_ok_and(|is| is))
     {

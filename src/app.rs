@@ -19,9 +19,9 @@ use crate::config::{Aead, Bind, Config, EventLoop as WantedLoop, LocalXds, Proxy
 use crate::control::ca::{Embedded, NoAuthority, Signer};
 use crate::control::control::{Control, Facts, Mode, Wiring};
 use crate::control::http::Listen;
-use crate::control::local::LocalSource;
 use crate::control::logs::Logs;
 use crate::control::publish::Source;
+use crate::control::source::LocalSource;
 use crate::mesh::snapshot::Snapshot;
 use crate::path;
 use crate::shard::rt::{EventLoop, block_on};
@@ -54,7 +54,8 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
     let profile = choose_profile(config);
     let published = Arc::new(Published::new(Snapshot::default()));
     let identities = Arc::new(Identities::default());
-    let (reports, letters) = mailbox::<Report>(REPORTS_QUEUED).context("cannot make the mailbox of reports")?;
+    let (reports, letters) =
+        mailbox::<Report>(REPORTS_QUEUED).context("cannot make the mailbox of reports")?;
 
     let mut mailboxes = Vec::new();
     let mut seeds = Vec::new();
@@ -116,7 +117,7 @@ fn introduce(config: &Config) {
         Ok((soft, hard)) => info!("set file descriptor limits from {soft} to {hard}"),
         Err(error) => warn!("failed to set file descriptor limits: {error}"),
     }
-    info!("running with config: {}", config.to_yaml());
+    info!(target: "ztunnel", "running with config: {}", config.to_yaml());
     for warning in config.warnings.iter().chain(&config.not_yet()) {
         warn!("{warning}");
     }
@@ -199,10 +200,10 @@ fn start_shards(seeds: Vec<Seed>, event_loop: EventLoop) -> anyhow::Result<Vec<t
 }
 
 fn source(config: &Config) -> anyhow::Result<Option<Box<dyn Source>>> {
-    let node = config.place.local_node.clone();
+    let node = config.place.local_node.as_deref().map(Into::into);
     Ok(match &config.sources.local_xds {
         LocalXds::File(path) => Some(Box::new(LocalSource::file(path.clone(), node))),
-        LocalXds::Inline(text) => Some(Box::new(LocalSource::inline(text.clone(), node))),
+        LocalXds::Inline(text) => Some(Box::new(LocalSource::text(text.clone(), node))),
         LocalXds::None => None,
     })
 }

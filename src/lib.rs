@@ -9,6 +9,8 @@ pub mod cli;
 pub mod config;
 pub mod control;
 pub mod demo;
+#[cfg(test)]
+mod layering;
 pub mod mesh;
 pub mod path;
 pub mod shard;

@@ -6,6 +6,16 @@ use std::process::ExitCode;
 use ringway::cli::{self, Console, Programs};
 use ringway::config::Surroundings;
 
+/// Gives memory of a burst back to the system, from a thread of its own.
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
+/// Few arenas, since shards allocate little; unused pages go back within a second.
+#[expect(unsafe_code, reason = "the allocator reads its options from this symbol")]
+#[unsafe(export_name = "_rjem_malloc_conf")]
+pub static MALLOC_OPTIONS: &[u8; 86] =
+    b"narenas:4,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,tcache_max:8192\0";
+
 fn main() -> ExitCode {
     let programs = Programs { run: ringway::app::run, demo };
     let name = std::env::args().next().unwrap_or_else(|| "ringway".to_owned());

@@ -10,8 +10,6 @@ pub const SETTINGS_DEADLINE_MS: u64 = 10_000;
 pub const CONNECT_ANSWER_DEADLINE_MS: u64 = 45_000;
 /// How long a connection waits for the workload record of its own pod (the reference's value).
 pub const LOCAL_WORKLOAD_DEADLINE_MS: u64 = 5_000;
-/// How long a connection waits for a certificate before it is refused.
-pub const CERTIFICATE_DEADLINE_MS: u64 = 30_000;
 /// After one side has finished, the other may stay silent this long before both are closed.
 pub const HALF_CLOSE_IDLE_MS: u64 = 3_600_000;
 /// A lingering close: how long an orderly FIN waits for the peer's, reading and discarding, before the socket goes.
@@ -51,6 +49,10 @@ pub const TICK_MS: u64 = 1_000;
 pub const MAILBOX_RETRY_MS: u64 = 10;
 /// How long the end of a pod's tasks may take once they are told.
 pub const FORCED_END_MS: u64 = 2_000;
+/// How long a finished log line may wait for others before the writer gets them all.
+pub const LINES_WAIT_MS: u64 = 20;
+/// Blank sockets of one pod and family that are made ahead at once.
+pub const SPARE_SOCKETS: usize = 16;
 /// Tunnels tried for one stream where each turns out full or going away.
 pub const TUNNEL_TRIES: usize = 4;
 // control: the control thread, the CNI agent, the certificate authority, the servers.

@@ -29,6 +29,8 @@ pub struct Settings {
     pub pool_streams: u16,
     pub pool_idle: Duration,
     pub termination_deadline: Duration,
+    /// How long a connection waits for a certificate (`RINGWAY_CERTIFICATE_DEADLINE`).
+    pub certificate_deadline: Duration,
     /// `ENABLE_RESPONSE_BAGGAGE`.
     pub response_baggage: bool,
     /// `LOCALHOST_APP_TUNNEL`.
@@ -52,11 +54,12 @@ impl Settings {
 /// See `Settings::shards_of`. At least one shard, each at most once, all below `shards`.
 pub fn shards_of(uid: &str, shards: usize, pod_shards: usize) -> Vec<usize> {
     let shards = shards.max(1);
-    // FNV-1a: stable and good enough to spread uids; nobody gains by choosing one.
+    // FNV-1a, then a mixing step, because its upper bits hardly move between short, similar uids.
     let hash = uid
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));
-    let first = usize::try_from(hash >> 32).unwrap_or_default() % shards;
+    let mixed = (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+    let first = usize::try_from(mixed).unwrap_or_default() % shards;
     (0..pod_shards.clamp(1, shards)).map(|step| (first + step) % shards).collect()
 }
 

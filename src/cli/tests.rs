@@ -105,7 +105,7 @@ fn help_and_version_are_data() {
 #[test]
 fn show_gives_value_and_origin_in_every_format() {
     let environment =
-        [("CLUSTER_ID", "east"), ("XDS_HEADER_AUTHORIZATION", "secret"), ("AUTH_TOKEN", "hidden")];
+        [("CLUSTER_ID", "east"), ("XDS_HEADER_AUTHORIZATION", "sesame"), ("AUTH_TOKEN", "hidden")];
     for output in ["table", "json", "yaml"] {
         let shown = invoke("ringway", &["config", "show", "-o", output], &environment);
         assert_eq!((shown.code, shown.err.as_str()), (exit::OK, ""));
@@ -120,7 +120,7 @@ fn show_gives_value_and_origin_in_every_format() {
         ] {
             assert!(shown.out.contains(part), "{part} is missing in {}", shown.out);
         }
-        assert!(!shown.out.contains("secret") && !shown.out.contains("hidden"), "{}", shown.out);
+        assert!(!shown.out.contains("sesame") && !shown.out.contains("hidden"), "{}", shown.out);
     }
     let table = invoke("ringway", &["config", "show"], &environment).out;
     let row = table.lines().find(|line| line.starts_with("CLUSTER_ID ")).unwrap();

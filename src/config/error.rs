@@ -1,4 +1,5 @@
-//! What can be wrong with a configuration. Each error names the variable or file, the value and what was expected.
+//! What can be wrong with a configuration. Each error names the variable or file, the value and what was
+//! expected.
 
 use std::io;
 use std::path::PathBuf;
@@ -19,7 +20,8 @@ pub enum ConfigError {
     DiscoveryAddress { origin: Origin, value: String, reason: Reason },
     #[error("PROXY_MODE must be one of dedicated, shared; the environment says {0:?}")]
     ProxyMode(String),
-    #[error("PROXY_MODE=dedicated needs PROXY_WORKLOAD_INFO=namespace/name/service-account; {}", given(.0.as_deref()))]
+    #[error("PROXY_MODE=dedicated needs PROXY_WORKLOAD_INFO=namespace/name/service-account; \
+             {}", given(.0.as_deref()))]
     WorkloadInfo(Option<String>),
     #[error("error parsing proxy config: failed parsing mesh config file {}: {reason}", .path.display())]
     MeshFile { path: PathBuf, reason: DocumentError },
@@ -38,7 +40,8 @@ pub enum ConfigError {
     )]
     DnsOnDemand,
     #[error(
-        "invalid configuration: ztunnel run without any servers enabled (ENABLE_PROXY=false and the DNS proxy is off)"
+        "invalid configuration: ztunnel run without any servers enabled \
+             (ENABLE_PROXY=false and the DNS proxy is off)"
     )]
     Nothing,
     #[error(

@@ -241,8 +241,13 @@ fn termination_deadline(reader: &mut Reader<'_>) -> Duration {
         let margin = if seconds > 10 { 5 } else { 1 };
         Duration::from_secs(seconds.saturating_sub(margin).max(1))
     });
-    let given = reader.maybe_duration("CONNECTION_TERMINATION_DEADLINE");
-    given.or(from_grace).unwrap_or(Duration::from_secs(5))
+    let name = "CONNECTION_TERMINATION_DEADLINE";
+    if let Some(given) = reader.maybe_duration(name) {
+        return given;
+    }
+    let derived = from_grace.unwrap_or(Duration::from_secs(5));
+    reader.note(name, format_args!("{}s", derived.as_secs()), Origin::Default);
+    derived
 }
 
 fn log_settings(reader: &mut Reader<'_>) -> LogSettings {

@@ -1,5 +1,5 @@
-//! The configuration: everything that the environment and the mesh's files can say, read once at start, checked whole,
-//! with all errors at once. Only `app` and `cli` see it; the data plane gets `bridge::settings::Settings`.
+//! The configuration: everything that the environment and the mesh's files can say, read once at start, checked
+//! whole, with all errors at once. Only `app` and `cli` see it; the data plane gets `bridge::settings::Settings`.
 
 mod dump;
 mod error;
@@ -290,6 +290,7 @@ impl Config {
             pool_streams: self.data.pool_streams,
             pool_idle: self.data.pool_idle,
             termination_deadline: self.data.termination_deadline,
+            certificate_deadline: self.data.certificate_deadline,
             response_baggage: self.data.response_baggage,
             localhost_app_tunnel: self.data.localhost_app_tunnel,
             log_policy_decisions: self.logs.policy_decisions,

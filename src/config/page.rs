@@ -5,11 +5,12 @@ use std::fmt::Write;
 use super::table::{Fallback, Kind, VARIABLES, Variable};
 
 const HEAD: &str = "# Configuration\n\n\
-    Everything is configured by environment variables, with the names, defaults and meanings of ztunnel; those that\n\
-    begin with RINGWAY_ are ours. `ringway config show` prints each value with its origin, `ringway config check` tells\n\
-    all errors at once (exit code 78). This page is generated: `ringway config show --markdown`.\n\n\
-    Where a variable is unset, the file ./etc/istio/config/mesh (key `defaultConfig`, then PROXY_CONFIG on top) may give\n\
-    `discoveryAddress`, `proxyAdminPort` (15000), `statsPort` (15020), `concurrency` and `proxyMetadata`.\n\n\
+    Everything is configured by environment variables, with the names, defaults and meanings of ztunnel; those\n\
+    that begin with RINGWAY_ are ours. `ringway config show` prints each value with its origin, `ringway config\n\
+    check` tells all errors at once (exit code 78). This page is generated: `ringway config show --markdown`.\n\n\
+    Where a variable is unset, the file ./etc/istio/config/mesh (key `defaultConfig`, then PROXY_CONFIG on top)\n\
+    may give `discoveryAddress`, `proxyAdminPort` (15000), `statsPort` (15020), `concurrency` and\n\
+    `proxyMetadata`.\n\n\
     | variable | value | default | meaning |\n|---|---|---|---|\n";
 
 pub fn markdown() -> String {
@@ -29,11 +30,14 @@ pub fn markdown() -> String {
 
 /// Shorter than in an error: the page has the examples in one place.
 fn kind_in_words(kind: Kind) -> String {
-    match kind {
-        Kind::Duration => "duration".to_owned(),
-        Kind::Cpus => "CPU quantity".to_owned(),
-        Kind::Number(0, u64::MAX) => "whole number".to_owned(),
-        _ => kind.to_string(),
+    if kind == Kind::Duration {
+        "duration".to_owned()
+    } else if kind == Kind::Cpus {
+        "CPU quantity".to_owned()
+    } else if kind == Kind::Number(0, u64::MAX) {
+        "whole number".to_owned()
+    } else {
+        kind.to_string()
     }
 }
 

@@ -59,8 +59,14 @@ impl<'a> Reader<'a> {
         Self { environment, errors: Vec::new(), warnings: Vec::new(), shown: Vec::new() }
     }
 
-    /// What was read, in the order of the table.
+    /// What was read, in the order of the table; what is unset and has no value shows its rule.
     pub fn take_shown(&mut self) -> Vec<Shown> {
+        for Variable { name, default, .. } in table::VARIABLES {
+            let is_shown = name.ends_with('*') || self.shown.iter().any(|shown| shown.name == *name);
+            if let (false, Fallback::Rule(rule)) = (is_shown, default) {
+                self.note(name, format_args!("({rule})"), Origin::Default);
+            }
+        }
         let mut shown = std::mem::take(&mut self.shown);
         shown.sort_by_cached_key(|shown| (table::place(&shown.name), shown.name.clone()));
         shown

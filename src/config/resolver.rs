@@ -1,11 +1,11 @@
-//! What `/etc/resolv.conf` says, for the DNS proxy and for workloads known by host name (ztunnel-behaviour 2.4).
+//! What `/etc/resolv.conf` says, for the DNS proxy and workloads known by host name (ztunnel-behaviour 2.4).
 //! Lenient as the C library is: what isn't understood is skipped.
 
 use std::net::IpAddr;
 
 pub const FILE: &str = "/etc/resolv.conf";
 
-/// The C library takes at most three name servers; more cost only time.
+/// The C library's own bounds.
 const MOST_ATTEMPTS: usize = 5;
 const MOST_TIMEOUT_S: u64 = 30;
 const MOST_NDOTS: usize = 15;
@@ -81,8 +81,9 @@ mod tests {
 
     #[test]
     fn a_file_of_kubernetes() {
-        let text = "# made by kubelet\nsearch default.svc.cluster.local svc.cluster.local\nnameserver 10.96.0.10\n\
-                    nameserver fe80::1%eth0\nnameserver nonsense\noptions ndots:5 timeout:2 attempts:99 edns0 trust-ad\n";
+        let text = "# made by kubelet\nsearch default.svc.cluster.local svc.cluster.local\n\
+                    nameserver 10.96.0.10\nnameserver fe80::1%eth0\nnameserver nonsense\n\
+                    options ndots:5 timeout:2 attempts:99 edns0 trust-ad\n";
         let resolver = Resolver::parse(text);
         assert_eq!(
             resolver.name_servers,

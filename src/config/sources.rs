@@ -63,7 +63,9 @@ fn address(
         let value = value.to_owned();
         match origin {
             Origin::Environment => ConfigError::Uri { name, value, reason },
-            _ => ConfigError::DiscoveryAddress { origin, value, reason },
+            Origin::File(_) | Origin::ProxyConfig | Origin::Default => {
+                ConfigError::DiscoveryAddress { origin, value, reason }
+            }
         }
     };
     parse::uri(value).map_err(|reason| reader.errors.push(refuse(reason))).ok()

@@ -42,7 +42,7 @@ impl Files for RealFiles {
 }
 
 impl Surroundings<'static> {
-    /// Those of this process. Text that isn't UTF-8 is read with replacement characters, so that its parser refuses it.
+    /// Those of this process. Text that isn't UTF-8 is read with replacement characters: its parser refuses it.
     pub fn of_process() -> Self {
         let text = |text: std::ffi::OsString| text.to_string_lossy().into_owned();
         Self {

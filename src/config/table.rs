@@ -1,5 +1,5 @@
-//! Every variable that the program reads, once: the parser takes kind and default from here, and so do the errors,
-//! `config show` and the documentation page. Source: ztunnel-behaviour 2.2.
+//! Every variable that the program reads, once: the parser takes kind and default from here, and so do the
+//! errors, `config show` and the documentation page. Source: ztunnel-behaviour 2.2.
 
 use std::fmt;
 
@@ -97,59 +97,212 @@ const U32: Kind = Kind::Number(0, 4_294_967_295);
 const WINDOW: Kind = Kind::Number(1, 2_147_483_647);
 
 /// In the order of the documentation page.
-#[rustfmt::skip]
 pub const VARIABLES: &[Variable] = &[
     row("ENABLE_PROXY", Kind::Flag, Is("true"), "Run the data plane."),
-    row("PROXY_MODE", Kind::Choice(&["dedicated", "shared"]), Is("shared"), "`shared`: one proxy for all pods of a node, by the CNI agent. `dedicated`: for one workload."),
-    row("PROXY_WORKLOAD_INFO", Kind::WorkloadName, Rule("required where PROXY_MODE=dedicated, else unread"), "The workload that a dedicated proxy serves."),
+    row(
+        "PROXY_MODE",
+        Kind::Choice(&["dedicated", "shared"]),
+        Is("shared"),
+        "`shared`: one proxy for all pods of a node, by the CNI agent. `dedicated`: for one workload.",
+    ),
+    row(
+        "PROXY_WORKLOAD_INFO",
+        Kind::WorkloadName,
+        Rule("required where PROXY_MODE=dedicated, else unread"),
+        "The workload that a dedicated proxy serves.",
+    ),
     row("IPV6_ENABLED", Kind::Flag, Is("true"), "Whether wildcard addresses are IPv6 ones (dual stack)."),
-    row("ENABLE_ORIG_SRC", Kind::Flag, Rule("where the kernel lets us"), "Keep the client's address towards the server: `true` must, `false` never."),
-    row("PACKET_MARK", U32, Rule("1337 in shared mode, none in dedicated"), "SO_MARK of every socket; 0 sets none."),
-    row("LOCALHOST_APP_TUNNEL", Kind::Flag, Is("true"), "Deliver application tunnels of protocol PROXY to loopback."),
-    row("UNSTABLE_ENABLE_SOCKS5", Kind::Flag, Is("false"), "SOCKS5 on 127.0.0.1:15080. Not in this version: a warning."),
+    row(
+        "ENABLE_ORIG_SRC",
+        Kind::Flag,
+        Rule("where the kernel lets us"),
+        "Keep the client's address towards the server: `true` must, `false` never.",
+    ),
+    row(
+        "PACKET_MARK",
+        U32,
+        Rule("1337 in shared mode, none in dedicated"),
+        "SO_MARK of every socket; 0 sets none.",
+    ),
+    row(
+        "LOCALHOST_APP_TUNNEL",
+        Kind::Flag,
+        Is("true"),
+        "Deliver application tunnels of protocol PROXY to loopback.",
+    ),
+    row(
+        "UNSTABLE_ENABLE_SOCKS5",
+        Kind::Flag,
+        Is("false"),
+        "SOCKS5 on 127.0.0.1:15080. Not in this version: a warning.",
+    ),
     row("INPOD_UDS", Kind::Path, Is("/var/run/ztunnel/ztunnel.sock"), "The CNI agent's socket."),
     row("INPOD_PORT_REUSE", Kind::Flag, Is("true"), "SO_REUSEPORT on listeners in pods."),
-
-    row("ZTUNNEL_WORKER_THREADS", Kind::Workers, Rule("proxyConfig `concurrency`; else from the CPU limits: max(limit, request), or without a limit max(a quarter of the CPUs, request, 2)"), "How many shards (pinned worker threads) there are."),
-    row("ZTUNNEL_CPU_LIMIT", Kind::Number(1, 1_048_576), Rule("the CPUs of the machine"), "How many CPUs to count with."),
-    row("ZTUNNEL_RESOURCE_CPU_LIMIT", Kind::Cpus, NONE, "The container's CPU limit, rounded up; goes before ZTUNNEL_CPU_LIMIT."),
-    row("ZTUNNEL_RESOURCE_CPU_REQUEST", Kind::Cpus, NONE, "The container's CPU request, rounded up: the least number of shards by default."),
-
-    row("XDS_ADDRESS", Kind::Uri, Rule("proxyConfig `discoveryAddress`; else https://istiod.istio-system.svc:15012 in Kubernetes, https://localhost:15012 elsewhere"), "Where the mesh's configuration comes from. Empty: from nowhere. Not in this version: a warning where it is set."),
-    row("CA_ADDRESS", Kind::Uri, Rule("https://istiod.istio-system.svc:15012 in Kubernetes, https://localhost:15012 elsewhere"), "Where certificates come from. Empty: from nowhere. Not in this version: a warning where it is set without FAKE_CA=true."),
-    row("KUBERNETES_SERVICE_HOST", Kind::Text, NONE, "Set by Kubernetes; its presence decides the two defaults above."),
-    row("XDS_ROOT_CA", Kind::RootCertificate, Is("./var/run/secrets/istio/root-cert.pem"), "Root of the XDS server's certificate; `SYSTEM`: the roots of the operating system."),
-    row("CA_ROOT_CA", Kind::RootCertificate, Is("./var/run/secrets/istio/root-cert.pem"), "The same for the certificate authority."),
+    row(
+        "ZTUNNEL_WORKER_THREADS",
+        Kind::Workers,
+        Rule(
+            "proxyConfig `concurrency`; else from the CPU limits: max(limit, request), or without a limit \
+             max(a quarter of the CPUs, request, 2)",
+        ),
+        "How many shards (pinned worker threads) there are.",
+    ),
+    row(
+        "ZTUNNEL_CPU_LIMIT",
+        Kind::Number(1, 1_048_576),
+        Rule("the CPUs of the machine"),
+        "How many CPUs to count with.",
+    ),
+    row(
+        "ZTUNNEL_RESOURCE_CPU_LIMIT",
+        Kind::Cpus,
+        NONE,
+        "The container's CPU limit, rounded up; goes before ZTUNNEL_CPU_LIMIT.",
+    ),
+    row(
+        "ZTUNNEL_RESOURCE_CPU_REQUEST",
+        Kind::Cpus,
+        NONE,
+        "The container's CPU request, rounded up: the least number of shards by default.",
+    ),
+    row(
+        "XDS_ADDRESS",
+        Kind::Uri,
+        Rule(
+            "proxyConfig `discoveryAddress`; else https://istiod.istio-system.svc:15012 in Kubernetes, \
+             https://localhost:15012 elsewhere",
+        ),
+        "Where the mesh's configuration comes from. Empty: from nowhere. Not in this version: a warning \
+         where it is set.",
+    ),
+    row(
+        "CA_ADDRESS",
+        Kind::Uri,
+        Rule("https://istiod.istio-system.svc:15012 in Kubernetes, https://localhost:15012 elsewhere"),
+        "Where certificates come from. Empty: from nowhere. Not in this version: a warning where it is set \
+         without FAKE_CA=true.",
+    ),
+    row(
+        "KUBERNETES_SERVICE_HOST",
+        Kind::Text,
+        NONE,
+        "Set by Kubernetes; its presence decides the two defaults above.",
+    ),
+    row(
+        "XDS_ROOT_CA",
+        Kind::RootCertificate,
+        Is("./var/run/secrets/istio/root-cert.pem"),
+        "Root of the XDS server's certificate; `SYSTEM`: the roots of the operating system.",
+    ),
+    row(
+        "CA_ROOT_CA",
+        Kind::RootCertificate,
+        Is("./var/run/secrets/istio/root-cert.pem"),
+        "The same for the certificate authority.",
+    ),
     row("ALT_XDS_HOSTNAME", Kind::Text, NONE, "One more name that the XDS server's certificate may carry."),
     row("ALT_CA_HOSTNAME", Kind::Text, NONE, "The same for the certificate authority."),
-    row("AUTH_TOKEN", Kind::Token, Rule("./var/run/secrets/tokens/istio-token where that file exists, else no authentication"), "Bearer token for both."),
-    row("XDS_HEADER_*", Kind::Header, NONE, "A header for the XDS stream: XDS_HEADER_X_TEAM=a sends x_team: a."),
+    row(
+        "AUTH_TOKEN",
+        Kind::Token,
+        Rule("./var/run/secrets/tokens/istio-token where that file exists, else no authentication"),
+        "Bearer token for both.",
+    ),
+    row(
+        "XDS_HEADER_*",
+        Kind::Header,
+        NONE,
+        "A header for the XDS stream: XDS_HEADER_X_TEAM=a sends x_team: a.",
+    ),
     row("CA_HEADER_*", Kind::Header, NONE, "A header for requests to the certificate authority."),
-    row("XDS_ON_DEMAND", Kind::Flag, Is("false"), "Ask for workloads and services only when they are needed; excludes the DNS proxy."),
-    row("LOCAL_XDS_PATH", Kind::Path, NONE, "A YAML or JSON file with workloads, services and policies; excludes LOCAL_XDS."),
+    row(
+        "XDS_ON_DEMAND",
+        Kind::Flag,
+        Is("false"),
+        "Ask for workloads and services only when they are needed; excludes the DNS proxy.",
+    ),
+    row(
+        "LOCAL_XDS_PATH",
+        Kind::Path,
+        NONE,
+        "A YAML or JSON file with workloads, services and policies; excludes LOCAL_XDS.",
+    ),
     row("LOCAL_XDS", Kind::Yaml, NONE, "The same document itself."),
-
-    row("FAKE_CA", Kind::Flag, Is("false"), "Sign certificates here, with the root in RINGWAY_CA_DIR, instead of asking CA_ADDRESS."),
+    row(
+        "FAKE_CA",
+        Kind::Flag,
+        Is("false"),
+        "Sign certificates here, with the root in RINGWAY_CA_DIR, instead of asking CA_ADDRESS.",
+    ),
     row("SECRET_TTL", Kind::Duration, Is("24h"), "Life of the certificates asked for."),
-    row("CRL_PATH", Kind::Path, NONE, "Certificate revocation lists. Not in this version: the start is refused where it is set."),
-    row("TRUST_DOMAIN", Kind::Text, Is("cluster.local"), "Only for the identity of the proxy itself in logs and dumps."),
+    row(
+        "CRL_PATH",
+        Kind::Path,
+        NONE,
+        "Certificate revocation lists. Not in this version: the start is refused where it is set.",
+    ),
+    row(
+        "TRUST_DOMAIN",
+        Kind::Text,
+        Is("cluster.local"),
+        "Only for the identity of the proxy itself in logs and dumps.",
+    ),
     row("COMPLIANCE_POLICY", Kind::Choice(&["pqc"]), NONE, "`pqc`: key exchange by X25519MLKEM768 only."),
-    row("TLS12_ENABLED", Kind::Word("true"), Is("false"), "Allow TLS 1.2 as well, towards the control plane only."),
-
-    row("CLUSTER_ID", Kind::Text, Is("Kubernetes"), "Name of the cluster; ISTIO_META_CLUSTER_ID goes before it."),
+    row(
+        "TLS12_ENABLED",
+        Kind::Word("true"),
+        Is("false"),
+        "Allow TLS 1.2 as well, towards the control plane only.",
+    ),
+    row(
+        "CLUSTER_ID",
+        Kind::Text,
+        Is("Kubernetes"),
+        "Name of the cluster; ISTIO_META_CLUSTER_ID goes before it.",
+    ),
     row("CLUSTER_DOMAIN", Kind::Text, Is("cluster.local"), "DNS domain of the cluster."),
     row("NETWORK", Kind::Text, Is(""), "Network of this node."),
     row("NODE_NAME", Kind::Text, NONE, "Name of this node."),
-    row("POD_NAMESPACE", Kind::Text, NONE, "With POD_NAME and SERVICE_ACCOUNT: the proxy's own identity and workload."),
+    row(
+        "POD_NAMESPACE",
+        Kind::Text,
+        NONE,
+        "With POD_NAME and SERVICE_ACCOUNT: the proxy's own identity and workload.",
+    ),
     row("POD_NAME", Kind::Text, NONE, "See POD_NAMESPACE."),
     row("SERVICE_ACCOUNT", Kind::Text, NONE, "See POD_NAMESPACE."),
     row("INSTANCE_IP", Kind::Text, Is("1.1.1.1"), "Address of the proxy in its XDS node id."),
-    row("PREFERED_SERVICE_NAMESPACE", Kind::Text, NONE, "Namespace that wins where a DNS name has services in several."),
-    row("PROXY_CONFIG", Kind::Yaml, NONE, "A ProxyConfig document, on top of `defaultConfig` in ./etc/istio/config/mesh."),
-    row("ISTIO_META_*", Kind::Text, NONE, "Proxy metadata. ISTIO_META_DNS_CAPTURE turns the DNS proxy on and off, ISTIO_META_DNS_PROXY_ADDR moves it."),
-    row("ISTIO_METAJSON_*", Kind::Json, NONE, "Metadata of the XDS node; what isn't JSON is skipped with a warning."),
-
-    row("POOL_MAX_STREAMS_PER_CONNECTION", Kind::Number(1, 65_535), Is("100"), "Connections that share one HBONE tunnel."),
+    row(
+        "PREFERED_SERVICE_NAMESPACE",
+        Kind::Text,
+        NONE,
+        "Namespace that wins where a DNS name has services in several.",
+    ),
+    row(
+        "PROXY_CONFIG",
+        Kind::Yaml,
+        NONE,
+        "A ProxyConfig document, on top of `defaultConfig` in ./etc/istio/config/mesh.",
+    ),
+    row(
+        "ISTIO_META_*",
+        Kind::Text,
+        NONE,
+        "Proxy metadata. ISTIO_META_DNS_CAPTURE turns the DNS proxy on and off, ISTIO_META_DNS_PROXY_ADDR \
+         moves it.",
+    ),
+    row(
+        "ISTIO_METAJSON_*",
+        Kind::Json,
+        NONE,
+        "Metadata of the XDS node; what isn't JSON is skipped with a warning.",
+    ),
+    row(
+        "POOL_MAX_STREAMS_PER_CONNECTION",
+        Kind::Number(1, 65_535),
+        Is("100"),
+        "Connections that share one HBONE tunnel.",
+    ),
     row("POOL_UNUSED_RELEASE_TIMEOUT", Kind::Duration, Is("5m"), "How long an idle tunnel is kept."),
     row("HTTP2_STREAM_WINDOW_SIZE", WINDOW, Is("4194304"), "Flow-control window of a stream, bytes."),
     row("HTTP2_CONNECTION_WINDOW_SIZE", WINDOW, Is("16777216"), "Flow-control window of a tunnel, bytes."),
@@ -158,18 +311,66 @@ pub const VARIABLES: &[Variable] = &[
     row("KEEPALIVE_TIME", Kind::Duration, Is("180s"), "Silence before the first probe."),
     row("KEEPALIVE_INTERVAL", Kind::Duration, Is("180s"), "Time between probes."),
     row("KEEPALIVE_RETRIES", U32, Is("9"), "Probes without an answer before the connection is given up."),
-    row("USER_TIMEOUT_ENABLED", Kind::Flag, Is("false"), "TCP_USER_TIMEOUT = KEEPALIVE_TIME + KEEPALIVE_RETRIES x KEEPALIVE_INTERVAL."),
-    row("ENABLE_RESPONSE_BAGGAGE", Kind::Flag, Is("true"), "Tell and believe workload details in HBONE's baggage header."),
-    row("CONNECTION_TERMINATION_DEADLINE", Kind::Duration, Rule("from TERMINATION_GRACE_PERIOD_SECONDS, else 5s"), "How long connections may go on after SIGTERM."),
-    row("TERMINATION_GRACE_PERIOD_SECONDS", Kind::Number(0, u64::MAX), NONE, "The pod's grace period n: connections get n-5 s (n-1 s up to 10), at least 1 s."),
-
+    row(
+        "USER_TIMEOUT_ENABLED",
+        Kind::Flag,
+        Is("false"),
+        "TCP_USER_TIMEOUT = KEEPALIVE_TIME + KEEPALIVE_RETRIES x KEEPALIVE_INTERVAL.",
+    ),
+    row(
+        "ENABLE_RESPONSE_BAGGAGE",
+        Kind::Flag,
+        Is("true"),
+        "Tell and believe workload details in HBONE's baggage header.",
+    ),
+    row(
+        "CONNECTION_TERMINATION_DEADLINE",
+        Kind::Duration,
+        Rule("from TERMINATION_GRACE_PERIOD_SECONDS, else 5s"),
+        "How long connections may go on after SIGTERM.",
+    ),
+    row(
+        "TERMINATION_GRACE_PERIOD_SECONDS",
+        Kind::Number(0, u64::MAX),
+        NONE,
+        "The pod's grace period n: connections get n-5 s (n-1 s up to 10), at least 1 s.",
+    ),
     row("RUST_LOG", Kind::Directives, Is("info"), "Which log lines are written."),
     row("LOG_FORMAT", Kind::Word("json"), Rule("plain"), "Format of log lines."),
-    row("AUTHZ_POLICY_INFO_LOGGING", Kind::Word("true"), Is("false"), "Log policy decisions at level info instead of debug."),
-
-    row("RINGWAY_POD_SHARDS", Kind::Number(1, 1_024), Rule("the number of shards, at most 4"), "How many shards carry the listeners of one pod."),
-    row("RINGWAY_CERTIFICATE_DEADLINE", Kind::Duration, Is("30s"), "How long a connection waits for a certificate before it is refused."),
-    row("RINGWAY_AEAD", Kind::Choice(&["auto", "ring", "aws-lc-rs"]), Is("auto"), "Which library protects TLS records; `auto` measures at start."),
-    row("RINGWAY_EVENT_LOOP", Kind::Choice(&["auto", "io_uring", "epoll"]), Is("auto"), "`auto`: io_uring, or epoll with a warning where the kernel refuses it."),
-    row("RINGWAY_CA_DIR", Kind::Path, Is("./var/run/ringway/ca"), "Directory of the root for FAKE_CA=true; nodes that share it trust each other."),
+    row(
+        "AUTHZ_POLICY_INFO_LOGGING",
+        Kind::Word("true"),
+        Is("false"),
+        "Log policy decisions at level info instead of debug.",
+    ),
+    row(
+        "RINGWAY_POD_SHARDS",
+        Kind::Number(1, 1_024),
+        Rule("the number of shards, at most 4"),
+        "How many shards carry the listeners of one pod.",
+    ),
+    row(
+        "RINGWAY_CERTIFICATE_DEADLINE",
+        Kind::Duration,
+        Is("30s"),
+        "How long a connection waits for a certificate before it is refused.",
+    ),
+    row(
+        "RINGWAY_AEAD",
+        Kind::Choice(&["auto", "ring", "aws-lc-rs"]),
+        Is("auto"),
+        "Which library protects TLS records; `auto` measures at start.",
+    ),
+    row(
+        "RINGWAY_EVENT_LOOP",
+        Kind::Choice(&["auto", "io_uring", "epoll"]),
+        Is("auto"),
+        "`auto`: io_uring, or epoll with a warning where the kernel refuses it.",
+    ),
+    row(
+        "RINGWAY_CA_DIR",
+        Kind::Path,
+        Is("./var/run/ringway/ca"),
+        "Directory of the root for FAKE_CA=true; nodes that share it trust each other.",
+    ),
 ];

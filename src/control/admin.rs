@@ -42,7 +42,7 @@ pub enum LevelRefused {
 
 impl LogLevels for Logs {
     fn current(&self) -> String {
-        self.current()
+        Self::current(self)
     }
 
     fn set(&self, level: &str) -> Result<String, LevelRefused> {
@@ -50,7 +50,7 @@ impl LogLevels for Logs {
     }
 
     fn reset(&self) -> Result<String, LevelRefused> {
-        self.reset().map_err(LevelRefused::from)
+        Self::reset(self).map_err(LevelRefused::from)
     }
 }
 
@@ -58,7 +58,7 @@ impl From<LevelError> for LevelRefused {
     fn from(error: LevelError) -> Self {
         match error {
             LevelError::Invalid(_) => Self::Invalid,
-            LevelError::Parse(_) | LevelError::Reload(_) => Self::Failed(error.to_string()),
+            error @ (LevelError::Parse(_) | LevelError::Reload(_)) => Self::Failed(error.to_string()),
         }
     }
 }
@@ -236,7 +236,8 @@ fn percent_decoded(text: &str) -> String {
         rest = match rest {
             [] => return String::from_utf8_lossy(&decoded).into_owned(),
             [b'%', high, low, after @ ..] if high.is_ascii_hexdigit() && low.is_ascii_hexdigit() => {
-                let digit = |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+                let digit =
+                    |byte: &u8| char::from(*byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
                 decoded.extend(digit(high).zip(digit(low)).map(|(high, low)| high * 16 + low));
                 after
             }

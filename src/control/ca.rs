@@ -64,8 +64,21 @@ struct Kept {
 }
 
 impl Ca {
-    pub fn new(signer: Box<dyn Signer>, ttl: Duration, identities: Arc<Identities>, random: fastrand::Rng) -> Self {
-        Self { signer, ttl, identities, kept: HashMap::new(), local: HashMap::new(), workloads: HashMap::new(), random }
+    pub fn new(
+        signer: Box<dyn Signer>,
+        ttl: Duration,
+        identities: Arc<Identities>,
+        random: fastrand::Rng,
+    ) -> Self {
+        Self {
+            signer,
+            ttl,
+            identities,
+            kept: HashMap::new(),
+            local: HashMap::new(),
+            workloads: HashMap::new(),
+            random,
+        }
     }
 
     /// A connection waits for this identity. One whose last attempt failed waits for its retry: the stored reason
@@ -185,3 +198,7 @@ fn renewal_after(lifetime: Duration, random: f64) -> Duration {
 fn first_backoff() -> Duration {
     Duration::from_millis(SIGNING_BACKOFF_FIRST_MS)
 }
+
+#[cfg(test)]
+#[path = "ca_tests.rs"]
+mod tests;

@@ -13,7 +13,8 @@ use tracing::{error, info, warn};
 
 use crate::base::limits::{
     CNI_CONNECT_BACKOFF_FIRST_MS, CNI_CONNECT_BACKOFF_LAST_MS, CNI_SESSION_BACKOFF_AGAIN_MS,
-    CNI_SESSION_BACKOFF_FIRST_MS, CNI_SILENCE_FIRST_MS, CNI_SILENCE_LAST_MS, CONTROL_TICK_MS, ZDS_MESSAGE_BYTES,
+    CNI_SESSION_BACKOFF_FIRST_MS, CNI_SILENCE_FIRST_MS, CNI_SILENCE_LAST_MS, CONTROL_TICK_MS,
+    ZDS_MESSAGE_BYTES,
 };
 use crate::base::text::Text;
 use crate::bridge::mailbox::Letterbox;
@@ -263,7 +264,8 @@ impl Cni {
 
     fn start(&mut self, uid: &Text, info: PodInfo, place: &Place) -> Vec<Action<Place>> {
         let shards = self.settings.shards_of(uid);
-        let pod = Arc::new(Pod { uid: uid.clone(), info, netns: Some(place.0.clone()), kind: PodKind::Workload });
+        let pod =
+            Arc::new(Pod { uid: uid.clone(), info, netns: Some(place.0.clone()), kind: PodKind::Workload });
         let mut actions = Vec::new();
         for shard in shards {
             if !self.orders.post(shard, Order::Start(pod.clone())) {

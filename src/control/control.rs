@@ -6,16 +6,14 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use crossbeam::channel::Receiver;
-use tokio::io::Interest;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::base::limits::{
-    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, HEARTBEAT_MS, POD_RETRY_MS, SIGNINGS_A_TURN, SOURCE_POLL_MS,
+    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, POD_RETRY_MS, SIGNINGS_A_TURN, SOURCE_POLL_MS,
 };
 use crate::base::text::Text;
 use crate::bridge::identities::Identities;
@@ -23,16 +21,18 @@ use crate::bridge::lines::LineSink;
 use crate::bridge::mailbox::{Letterbox, Mailbox, mailbox};
 use crate::bridge::order::{Order, Pod, PodKind};
 use crate::bridge::published::Published;
-use crate::bridge::report::{Report, ShardStats};
+use crate::bridge::report::Report;
 use crate::bridge::settings::Settings;
 use crate::control::admin::{AdminServer, LogLevels};
 use crate::control::ca::{Ca, Signer};
 use crate::control::cni::{Board, Cni, Letter};
+use crate::control::heartbeat::Heartbeat;
 use crate::control::http::{BindError, Listen, Server, Serving};
 use crate::control::metrics::MetricsServer;
 use crate::control::publish::{Orders, Source};
 use crate::control::ready::{DRAIN, PODS, PROXY, Readiness, ReadinessServer, STATE};
 use crate::control::recorder::Registry;
+use crate::control::wake::{Bell, Signals};
 
 /// What the control thread is given.
 pub struct Wiring {
@@ -96,6 +96,8 @@ pub enum ControlError {
     },
     #[error("the proxy for {pod} can't start: {error}")]
     OwnPod { pod: String, error: String },
+    #[error("the thread that serves the CNI agent has ended: see the panic above")]
+    CniThread,
 }
 
 /// How it ended. Exit code 0 in both cases.
@@ -150,6 +152,10 @@ impl Control {
     async fn work(self) -> Result<Outcome, ControlError> {
         let Self { readiness, registry, servers: [ready, admin, stats], wiring } = self;
         let kernel = |what| move |error| ControlError::Kernel { what, error };
+        info!(target: "ztunnel::app", "{}", match &wiring.mode {
+            Mode::Shared { .. } => "shared proxy mode - in-pod mode enabled",
+            Mode::Dedicated => "proxy mode enabled",
+        });
         let (close, closing) = watch::channel(false);
         let (quit, quits) = mpsc::channel(4);
         let board = Arc::new(Board::default());
@@ -174,8 +180,7 @@ impl Control {
             lines: wiring.lines.clone(),
         };
         serving.push(stats.serve(Arc::new(metrics_server), &closing)?);
-        let (post, letters) =
-            mailbox(CNI_LETTERS_QUEUED).map_err(kernel("make the CNI thread's mailbox"))?;
+        let (post, letters) = mailbox(CNI_LETTERS_QUEUED).map_err(kernel("make the CNI thread's mailbox"))?;
         let cni = match &wiring.mode {
             Mode::Shared { cni } => {
                 let orders = Orders::new(wiring.shards.clone());
@@ -185,7 +190,7 @@ impl Control {
             Mode::Dedicated => None,
         };
         let loop_ = Loop::new(wiring, readiness, registry, cni, post);
-        loop_.run(Quits { quits, close, serving }).await
+        Box::pin(loop_.run(Quits { quits, close, serving })).await
     }
 }
 
@@ -212,6 +217,7 @@ struct Loop {
     registry: Registry,
     /// Until the mesh is known, then it runs on its thread.
     cni: Option<Cni>,
+    cni_thread: Option<JoinHandle<()>>,
     post: Mailbox<Letter>,
     /// Letters that the CNI thread's mailbox didn't take yet.
     letters: VecDeque<Letter>,
@@ -242,8 +248,7 @@ impl Loop {
         let dedicated = matches!(wiring.mode, Mode::Dedicated);
         let own = own.into_iter().map(|pod| {
             // The one workload of a dedicated proxy has all shards to itself.
-            let shards =
-                if dedicated { (0..shards.len()).collect() } else { settings.shards_of(&pod.uid) };
+            let shards = if dedicated { (0..shards.len()).collect() } else { settings.shards_of(&pod.uid) };
             (pod.uid.clone(), Own { pod, shards, owing: 0, failure: None, retry_at: None })
         });
         Self {
@@ -253,6 +258,7 @@ impl Loop {
             orders: Orders::new(shards),
             prefetch: !dedicated,
             letters: VecDeque::new(),
+            cni_thread: None,
             polled: None,
             drained: BTreeSet::new(),
             published,
@@ -308,6 +314,10 @@ impl Loop {
         self.orders.flush();
         self.hand_letters_on();
         self.heartbeat.beat(now, &self.readiness);
+        // It ends by itself only at a drain; without it no pod of this node could come or go.
+        if self.cni_thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            return Err(ControlError::CniThread);
+        }
         Ok(())
     }
 
@@ -355,7 +365,7 @@ impl Loop {
         }
         let Some(cni) = self.cni.take() else { return Ok(()) };
         let registry = self.registry.clone();
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("ringway-cni".to_owned())
             .spawn(move || {
                 // Signals are for the control thread.
@@ -364,8 +374,9 @@ impl Loop {
                 }
                 metrics::with_local_recorder(&registry, || cni.run());
             })
-            .map(|_| ())
-            .map_err(|error| ControlError::Kernel { what: "start the CNI thread", error })
+            .map_err(|error| ControlError::Kernel { what: "start the CNI thread", error })?;
+        self.cni_thread = Some(thread);
+        Ok(())
     }
 
     fn start_own(&mut self, uid: &Text) {
@@ -384,7 +395,12 @@ impl Loop {
         }
     }
 
-    fn own_started(&mut self, uid: &Text, shard: usize, result: Result<(), String>) -> Result<(), ControlError> {
+    fn own_started(
+        &mut self,
+        uid: &Text,
+        shard: usize,
+        result: Result<(), String>,
+    ) -> Result<(), ControlError> {
         let Some(own) = self.own.get_mut(uid) else { return Ok(()) };
         own.owing = own.owing.saturating_sub(1);
         if let Err(error) = result {
@@ -503,96 +519,6 @@ impl Loop {
     }
 }
 
-/// The letterbox's bell, on this runtime.
-struct Bell(tokio::net::UnixStream);
-
-impl Bell {
-    fn of(reports: &Letterbox<Report>) -> io::Result<Self> {
-        Ok(Self(tokio::net::UnixStream::from_std(reports.bell().try_clone()?)?))
-    }
-
-    /// Waits for a ring; the letterbox is to be silenced after it.
-    async fn rung(&self) -> io::Result<()> {
-        self.0.readable().await?;
-        // `silence` reads the same socket behind the runtime's back, so the runtime is told that nothing is left.
-        let nothing_left = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
-        let _ = self.0.try_io(Interest::READABLE, nothing_left);
-        Ok(())
-    }
-}
-
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    interrupted: bool,
-}
-
-impl Signals {
-    fn new() -> io::Result<Self> {
-        let interrupt = signal(SignalKind::interrupt())?;
-        Ok(Self { interrupt, terminate: signal(SignalKind::terminate())?, interrupted: false })
-    }
-
-    /// The name of the next signal that ends the process.
-    async fn next(&mut self) -> &'static str {
-        tokio::select! {
-            Some(()) = self.interrupt.recv() => {
-                self.interrupted = true;
-                "SIGINT"
-            }
-            Some(()) = self.terminate.recv() => "SIGTERM",
-        }
-    }
-
-    /// An interrupt after an interrupt.
-    async fn second_interrupt(&mut self) {
-        loop {
-            self.interrupt.recv().await;
-            if std::mem::replace(&mut self.interrupted, true) {
-                return;
-            }
-        }
-    }
-}
-
-/// Whether every shard is alive: each answers a question now and then, or the process is unready.
-struct Heartbeat {
-    shards: Vec<Mailbox<Order>>,
-    asked: Vec<Option<(Instant, Receiver<ShardStats>)>>,
-    last: Option<Instant>,
-}
-
-impl Heartbeat {
-    fn new(shards: Vec<Mailbox<Order>>) -> Self {
-        let asked = shards.iter().map(|_| None).collect();
-        Self { shards, asked, last: None }
-    }
-
-    fn beat(&mut self, now: Instant, readiness: &Readiness) {
-        let pause = Duration::from_millis(HEARTBEAT_MS);
-        let ask = self.last.is_none_or(|last| now.duration_since(last) >= pause);
-        if ask {
-            self.last = Some(now);
-        }
-        for (shard, (mailbox, asked)) in self.shards.iter().zip(&mut self.asked).enumerate() {
-            match asked {
-                Some((_, answer)) if answer.try_recv().is_ok() => {
-                    *asked = None;
-                    readiness.complete(&format!("shard {shard}"));
-                }
-                Some((at, _)) if now.duration_since(*at) >= pause => {
-                    let silent = now.duration_since(*at).as_secs();
-                    readiness.lose(format!("shard {shard}"), format!("no sign of life for {silent} s").into());
-                }
-                Some(_) => {}
-                None if ask => {
-                    let (sender, answer) = crossbeam::channel::bounded(1);
-                    // A full mailbox is a shard that doesn't read: the missing answer tells.
-                    let _ = mailbox.post(Order::Scrape(sender));
-                    *asked = Some((now, answer));
-                }
-                None => {}
-            }
-        }
-    }
-}
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

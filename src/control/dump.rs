@@ -12,6 +12,7 @@ use crate::control::session::PodView;
 use crate::mesh::identity::Identity;
 use crate::mesh::snapshot::Snapshot;
 use crate::tls::cert::CertificateInfo;
+use crate::wire::dump;
 
 /// What goes into a dump.
 pub struct Dump<'a> {
@@ -42,8 +43,17 @@ impl Dump<'_> {
     }
 }
 
-fn mesh(_snapshot: &Snapshot) -> Map<String, Value> {
-    Map::new()
+fn mesh(snapshot: &Snapshot) -> Map<String, Value> {
+    let workloads = snapshot.workloads().map(|workload| dump::workload(workload));
+    let services =
+        snapshot.services().map(|service| dump::service(service, snapshot.endpoints(&service.key)));
+    let policies = snapshot.policies().map(|(_, policy)| dump::policy(policy));
+    let mut all = Map::new();
+    all.insert("workloads".into(), workloads.collect());
+    all.insert("services".into(), services.collect());
+    all.insert("policies".into(), policies.collect());
+    all.insert("stagedServices".into(), dump::staged(snapshot));
+    all
 }
 
 fn workload_state(pod: &PodView, live: &[LiveConnection]) -> Value {

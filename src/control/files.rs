@@ -95,6 +95,8 @@ pub struct Watch {
     text: Option<u64>,
     /// A file may change twice within one tick of its file system's clock, so each new stamp is read once more.
     settled: bool,
+    /// Whether the file ever made sense.
+    understood: bool,
     config: LocalConfig,
     hasher: foldhash::fast::FixedState,
 }
@@ -131,6 +133,7 @@ impl Watch {
             seen: None,
             text: None,
             settled: false,
+            understood: false,
             config: LocalConfig::default(),
             hasher: foldhash::fast::FixedState::default(),
         }
@@ -142,10 +145,9 @@ impl Watch {
     }
 
     /// The changes since the last poll; `None`: none. A bad file is told once and leaves everything as it was.
-    /// The first poll always answers.
+    /// The first poll always answers, and so does the first of a file that makes sense.
     pub fn poll(&mut self) -> Option<Result<Vec<Change>, FileError>> {
         let stamp = Stamp::of(&self.path);
-        let first = self.seen.is_none();
         let same = self.seen.as_ref() == Some(&stamp);
         if same && self.settled {
             return None;
@@ -169,6 +171,8 @@ impl Watch {
             Ok(config) => {
                 let changes = changes(&self.config, &config);
                 self.config = config;
+                // The first file that makes sense is an answer even if it is empty: the mesh is known from then on.
+                let first = !std::mem::replace(&mut self.understood, true);
                 (first || !changes.is_empty()).then_some(Ok(changes))
             }
             Err(error) => Some(Err(FileError::In { path: self.path.clone(), error: Box::new(error) })),

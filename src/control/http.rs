@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http_body_util::Full;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -24,7 +25,7 @@ use crate::base::limits::{
 };
 
 /// Method, path, query and headers of a request; no server here reads a body.
-pub type Question = hyper::http::request::Parts;
+pub type Question = Parts;
 pub type Reply = Response<Full<Bytes>>;
 pub type Answering<'a> = Pin<Box<dyn Future<Output = Reply> + Send + 'a>>;
 
@@ -86,11 +87,15 @@ impl Server {
     }
 
     /// Serves until `closing` says so or goes away. Must be called on the control thread's runtime.
-    pub fn serve(self, handler: Arc<dyn Handler>, closing: &watch::Receiver<bool>) -> Result<Serving, BindError> {
+    pub fn serve(
+        self,
+        handler: Arc<dyn Handler>,
+        closing: &watch::Receiver<bool>,
+    ) -> Result<Serving, BindError> {
         let Self { component, listeners, connections, header_deadline } = self;
         for (address, listener) in listeners {
-            let listener = TcpListener::from_std(listener)
-                .map_err(|error| BindError { component, address, error })?;
+            let listener =
+                TcpListener::from_std(listener).map_err(|error| BindError { component, address, error })?;
             info!(target: "ztunnel::hyper_util", address = %address, component, "listener established");
             let loop_ = AcceptLoop {
                 component,
@@ -260,10 +265,27 @@ pub fn with_header(mut reply: Reply, name: &'static str, value: &str) -> Reply {
 pub mod test {
     use super::*;
     use http_body_util::BodyExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     /// A question as a client would put it.
     pub fn ask(method: &str, path: &str) -> Question {
         Request::builder().method(method).uri(path).body(()).unwrap().into_parts().0
+    }
+
+    /// One exchange with a running server; the whole answer, head and body.
+    pub async fn get(address: SocketAddr, method: &str, path: &str) -> String {
+        let request = format!("{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n");
+        exchange(address, request.as_bytes()).await
+    }
+
+    /// Raw bytes there, a half close, and everything that comes back.
+    pub async fn exchange(address: SocketAddr, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        stream.write_all(request).await.unwrap();
+        stream.shutdown().await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
     }
 
     /// The whole body as text.
@@ -276,6 +298,7 @@ pub mod test {
 
 #[cfg(test)]
 mod tests {
+    use super::test::exchange;
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -289,15 +312,6 @@ mod tests {
 
     fn here() -> Listen {
         Listen::At("127.0.0.1:0".parse().unwrap())
-    }
-
-    async fn exchange(address: SocketAddr, request: &[u8]) -> String {
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(request).await.unwrap();
-        stream.shutdown().await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        answer
     }
 
     #[tokio::test]

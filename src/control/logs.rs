@@ -1,5 +1,5 @@
-//! Operational logs and the one writer of standard output. Lines of `tracing` and finished access lines meet in one
-//! bounded queue; a slow or broken standard output costs lines, never the time of a shard.
+//! Operational logs and the one writer of standard output. Lines of `tracing` and finished access lines meet
+//! in one bounded queue; a slow or broken standard output costs lines, never the time of a shard.
 //! Formats and the rules of the filter: ztunnel-behaviour 16.2 and 17.3.
 
 mod layer;
@@ -36,7 +36,10 @@ pub enum Format {
 /// Why logs can't start.
 #[derive(Debug, thiserror::Error)]
 pub enum LogsError {
-    #[error("invalid env var RUST_LOG={value} ({reason}); expected for example info, or info,ringway::control=debug")]
+    #[error(
+        "invalid env var RUST_LOG={value} ({reason}); expected directives such as \
+         info or info,ringway::control=debug"
+    )]
     Filter { value: String, reason: ParseError },
     #[error("cannot start the log writer's thread: {0}")]
     Thread(#[from] io::Error),
@@ -68,7 +71,8 @@ pub struct Logs {
 
 impl Logs {
     /// Starts the writer on standard output and takes over `tracing` for the whole process.
-    /// `directives` is the value of RUST_LOG. The calling thread may wait for a slow output for a moment; no other does.
+    /// `directives` is the value of RUST_LOG. The calling thread may wait for a slow output for a moment; no
+    /// other does.
     pub fn start(directives: Option<&str>, format: Format) -> Result<Self, LogsError> {
         let logs = Self::open(directives, format, io::stdout())?;
         dispatcher::set_global_default(logs.dispatch.clone()).map_err(|_| LogsError::AlreadyStarted)?;
@@ -104,7 +108,8 @@ impl Logs {
         self.filter.with_current(EnvFilter::to_string).unwrap_or_default()
     }
 
-    /// Adds directives (`level` or `target=level`, separated by commas) to the filter in force; answers the new one.
+    /// Adds directives (`level` or `target=level`, separated by commas) to the filter in force; answers the
+    /// new one.
     pub fn set_level(&self, directives: &str) -> Result<String, LevelError> {
         if !directives.split(',').all(is_clause) {
             return Err(LevelError::Invalid(directives.to_owned()));
@@ -165,7 +170,7 @@ fn initial_filter(directives: Option<&str>) -> Result<EnvFilter, LogsError> {
         .map_err(|reason| LogsError::Filter { value: directives.to_owned(), reason })
 }
 
-/// A level, or `target=level`. A bare target is refused, as by the reference, although the library would take it.
+/// A level, or `target=level`. A bare target is refused, as by the reference; the library would take it.
 fn is_clause(clause: &str) -> bool {
     let level = match clause.split_once('=') {
         Some(("", _)) => return false,

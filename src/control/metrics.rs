@@ -61,14 +61,29 @@ impl MetricsServer {
     }
 
     fn ours(&self, page: &mut Page, stats: &[ShardStats]) {
-        page.family("ringway_event_loop", "The event loop of the shards, and why it is not io_uring.", Kind::Gauge, None);
+        page.family(
+            "ringway_event_loop",
+            "The event loop of the shards, and why it is not io_uring.",
+            Kind::Gauge,
+            None,
+        );
         let (kind, cause) = (&self.facts.event_loop, &self.facts.event_loop_cause);
         page.sample("", &[("kind", kind), ("cause", cause)], 1.0);
-        page.family("ringway_log_lines_dropped", "Log lines that the writer could not take.", Kind::Counter, None);
+        page.family(
+            "ringway_log_lines_dropped",
+            "Log lines that the writer could not take.",
+            Kind::Counter,
+            None,
+        );
         page.sample("_total", &[], count(self.lines.dropped()));
         page.family("ringway_shards", "Shards that this process has.", Kind::Gauge, None);
         page.sample("", &[], count_of(self.shards.len()));
-        page.family("ringway_shards_answering", "Shards that answered this scrape in time.", Kind::Gauge, None);
+        page.family(
+            "ringway_shards_answering",
+            "Shards that answered this scrape in time.",
+            Kind::Gauge,
+            None,
+        );
         page.sample("", &[], count_of(stats.len()));
         let help = "When a certificate in use ends, in seconds since 1970.";
         page.family("ringway_certificate_expiry_timestamp_seconds", help, Kind::Gauge, Some("seconds"));
@@ -231,7 +246,9 @@ fn connections(page: &mut Page, stats: &[ShardStats]) {
     rendered.sort_by(|left, right| left.0.cmp(&right.0));
     type Value = fn(&ConnectionCounts) -> u64;
     let plain: [(&str, &str, Value); 3] = [
-        ("istio_tcp_connections_opened", "The total number of TCP connections opened.", |counts| counts.opened),
+        ("istio_tcp_connections_opened", "The total number of TCP connections opened.", |counts| {
+            counts.opened
+        }),
         (
             "istio_tcp_received_bytes",
             "The size of total bytes received during request in case of a TCP connection.",
@@ -257,12 +274,22 @@ fn connections(page: &mut Page, stats: &[ShardStats]) {
             page.sample_with("_total", &labels.with(Flag::None), count(value(counts)));
         }
         if at == 0 {
-            by_flag(page, "istio_tcp_connections_closed", "The total number of TCP connections closed.", |_| true);
+            by_flag(
+                page,
+                "istio_tcp_connections_closed",
+                "The total number of TCP connections closed.",
+                |_| true,
+            );
         }
     }
     let help = "The total number of TCP connections that failed to establish (unstable).";
     by_flag(page, "istio_tcp_connections_failed", help, |flag| flag != Flag::None);
-    page.family("istio_tcp_sockets_open", "The current number of open TCP sockets (unstable).", Kind::Gauge, None);
+    page.family(
+        "istio_tcp_sockets_open",
+        "The current number of open TCP sockets (unstable).",
+        Kind::Gauge,
+        None,
+    );
     for reporter in [Reporter::Source, Reporter::Destination] {
         let of = stats.iter().flat_map(|shard| &shard.sockets_open).filter(|(of, _)| *of == reporter);
         let (mut known, mut open) = (false, 0);
@@ -366,7 +393,10 @@ fn escaped(value: &str) -> std::borrow::Cow<'_, str> {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n").into()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a counter beyond 2^53 loses its last digits on the page only")]
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "a counter beyond 2^53 loses its last digits on the page only"
+)]
 fn count(value: u64) -> f64 {
     value as f64
 }

@@ -10,8 +10,8 @@ pub mod dump;
 mod file_match;
 mod file_schema;
 pub mod files;
+mod heartbeat;
 pub mod http;
-pub mod local;
 pub mod logs;
 pub mod metrics;
 pub mod publish;
@@ -19,3 +19,7 @@ pub mod ready;
 pub mod recorder;
 pub mod session;
 pub mod shards;
+pub mod source;
+#[cfg(test)]
+mod test_support;
+mod wake;

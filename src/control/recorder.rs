@@ -9,7 +9,9 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, Recorder, Share
 
 /// Everything recorded; clones share it. Each thread of the control side installs a clone for itself.
 #[derive(Clone, Default)]
-pub struct Registry(Arc<Mutex<BTreeMap<Kind, BTreeMap<Key, Arc<AtomicU64>>>>>);
+pub struct Registry(Arc<Mutex<Cells>>);
+
+type Cells = BTreeMap<Kind, BTreeMap<Key, Arc<AtomicU64>>>;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Kind {
@@ -56,7 +58,7 @@ impl Registry {
         cells.entry(key.clone()).or_default().clone()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Kind, BTreeMap<Key, Arc<AtomicU64>>>> {
+    fn lock(&self) -> MutexGuard<'_, Cells> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

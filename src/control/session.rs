@@ -32,7 +32,11 @@ pub enum Action<N> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 enum State {
     /// Shards that still owe an answer, and the first failure among those that came.
-    Launching { owing: usize, failure: Option<String>, late: bool },
+    Launching {
+        owing: usize,
+        failure: Option<String>,
+        late: bool,
+    },
     Up,
     Failed(String),
 }
@@ -75,9 +79,12 @@ pub struct PodView {
     pub up: bool,
 }
 
+/// The shards of a uid.
+type Placement = Box<dyn Fn(&str) -> Vec<usize> + Send>;
+
 /// The pods of a node across connections to the agent.
 pub struct Session<N> {
-    shards_of: Box<dyn Fn(&str) -> Vec<usize> + Send>,
+    shards_of: Placement,
     pods: BTreeMap<Text, Entry<N>>,
     owing: HashMap<(Text, usize), VecDeque<Owing>>,
     /// Uids that this connection named before its snapshot was complete.
@@ -192,7 +199,13 @@ impl<N: Clone + PartialEq + Debug> Session<N> {
     }
 
     /// An answer of one shard to a start.
-    pub fn started(&mut self, uid: &Text, shard: usize, result: Result<(), String>, now: Instant) -> Vec<Action<N>> {
+    pub fn started(
+        &mut self,
+        uid: &Text,
+        shard: usize,
+        result: Result<(), String>,
+        now: Instant,
+    ) -> Vec<Action<N>> {
         let wanted = |owing: &Owing| match owing {
             Owing::Started(launch) => Some(*launch),
             Owing::Stopped(_) => None,
@@ -397,7 +410,9 @@ impl<N: Clone + PartialEq + Debug> Session<N> {
             }
             Awaited::Launch => {
                 let mut owed = 0;
-                if let Some(Entry { state: State::Launching { owing, late, .. }, .. }) = self.pods.get_mut(&uid) {
+                if let Some(Entry { state: State::Launching { owing, late, .. }, .. }) =
+                    self.pods.get_mut(&uid)
+                {
                     (*late, owed) = (true, *owing);
                 }
                 let why = format!("{owed} shard(s) have not answered within {limit:?}");
@@ -438,11 +453,14 @@ impl<N: Clone + PartialEq + Debug> Session<N> {
 
     fn await_answer(&mut self, uid: Text, what: Awaited, now: Instant) {
         assert!(self.unanswered.is_none(), "a message was read before the one before it was answered");
-        self.unanswered = Some(Unanswered { uid, by: now + Duration::from_millis(POD_ORDER_DEADLINE_MS), what });
+        self.unanswered =
+            Some(Unanswered { uid, by: now + Duration::from_millis(POD_ORDER_DEADLINE_MS), what });
     }
 
     fn awaits_launch_of(&self, uid: &Text) -> bool {
-        self.unanswered.as_ref().is_some_and(|waiting| waiting.uid == *uid && matches!(waiting.what, Awaited::Launch))
+        self.unanswered
+            .as_ref()
+            .is_some_and(|waiting| waiting.uid == *uid && matches!(waiting.what, Awaited::Launch))
     }
 
     fn answer(&mut self, error: Option<String>) -> Vec<Action<N>> {

@@ -176,3 +176,134 @@ pub fn pick_address(
     let mut candidates = workload.addresses.iter().filter(allowed);
     candidates.clone().find(|ip| ip.is_ipv4() == target.is_ipv4()).or_else(|| candidates.next()).copied()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+    use crate::mesh::fixture::{gateway, mesh, pod, service, serving};
+    use crate::mesh::service::HealthPolicy;
+    use crate::mesh::workload::{ApplicationTunnel, Locality, TunnelProtocol};
+
+    fn balancer(mode: LoadBalancerMode, routing_preferences: &[Scope]) -> Option<LoadBalancer> {
+        let routing_preferences = routing_preferences.to_vec();
+        Some(LoadBalancer { routing_preferences, mode, health_policy: HealthPolicy::OnlyHealthy })
+    }
+
+    fn placed(name: &str, network: &str, region: &str, zone: &str) -> Workload {
+        let locality = Locality { region: region.into(), zone: zone.into(), subzone: "".into() };
+        let workload = Workload { network: network.into(), locality, ..pod(name, &["10.0.0.2"]) };
+        serving(workload, "web", &[(80, 80)])
+    }
+
+    /// How often each is chosen of 3,000 times.
+    fn chosen(of: &Service, endpoints: &[Workload]) -> BTreeMap<String, u32> {
+        let snapshot = mesh(endpoints.iter().cloned().map(Into::into).chain([of.clone().into()]));
+        let source = placed("client", "here", "r1", "z1");
+        let mut random = fastrand::Rng::with_seed(3);
+        let mut times = BTreeMap::new();
+        for _ in 0..3_000 {
+            if let Some(chosen) = pick(&snapshot, of, 80, &source, Purpose::Standard, &mut random) {
+                *times.entry(chosen.workload.name.to_string()).or_default() += 1;
+            }
+        }
+        times
+    }
+
+    fn names(times: &BTreeMap<String, u32>) -> Vec<&str> {
+        times.keys().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn capacity_is_a_chance() {
+        let with = |name: &str, capacity| Workload { capacity, ..placed(name, "here", "r1", "z1") };
+        let web = service("web", &[], &[(80, 80)]);
+        let times = chosen(&web, &[with("one", 1), with("two", 2), with("none", 0)]);
+        assert_eq!(names(&times), ["one", "two"]);
+        assert!((900..1_100).contains(&times["one"]), "{times:?}");
+        let many: Vec<_> = (0..30).map(|number| with(&format!("n{number}"), 1)).collect();
+        let times = chosen(&web, &many);
+        assert_eq!(times.len(), 30);
+        assert!(times.values().all(|count| (50..160).contains(count)), "{times:?}");
+    }
+
+    #[test]
+    fn failover_takes_the_nearest_and_strict_only_the_near() {
+        let all = [
+            placed("all", "here", "r1", "z1"),
+            placed("region", "here", "r1", "z2"),
+            placed("network", "here", "r2", "z1"),
+            placed("far-region", "far", "r1", "z1"),
+            placed("nowhere", "far", "r2", "z2"),
+        ];
+        let scopes = [Scope::Network, Scope::Region, Scope::Zone];
+        let failover = Service {
+            load_balancer: balancer(LoadBalancerMode::Failover, &scopes),
+            ..service("web", &[], &[(80, 80)])
+        };
+        for (first, name) in ["all", "region", "network", "far-region", "nowhere"].into_iter().enumerate() {
+            let times = chosen(&failover, &all[first..]);
+            assert_eq!(names(&times), [name]);
+        }
+        let without = balancer(LoadBalancerMode::Failover, &[Scope::Region, Scope::Zone]);
+        let failover = Service { load_balancer: without, ..failover };
+        assert_eq!(names(&chosen(&failover, &all)), ["all", "far-region"]);
+        let strict = Service { load_balancer: balancer(LoadBalancerMode::Strict, &scopes), ..failover };
+        assert_eq!(names(&chosen(&strict, &all)), ["all"]);
+        assert!(chosen(&strict, &all[1..]).is_empty());
+        let standard = Service { load_balancer: None, ..strict };
+        assert_eq!(chosen(&standard, &all).len(), 5);
+    }
+
+    #[test]
+    fn a_best_rank_without_capacity_is_not_gone_around() {
+        let near = Workload { capacity: 0, ..placed("near", "here", "r1", "z1") };
+        let far = placed("far", "here", "r2", "z1");
+        let failover = balancer(LoadBalancerMode::Failover, &[Scope::Region]);
+        let web = Service { load_balancer: failover, ..service("web", &[], &[(80, 80)]) };
+        for order in [[near.clone(), far.clone()], [far, near]] {
+            assert!(chosen(&web, &order).is_empty());
+        }
+    }
+
+    #[test]
+    fn the_homeless_need_a_gateway_of_another_network() {
+        let web = service("web", &[], &[(80, 80)]);
+        let homeless = |network: &str, to| Workload {
+            addresses: vec![],
+            network_gateway: to,
+            ..placed("homeless", network, "r1", "z1")
+        };
+        assert!(chosen(&web, &[homeless("here", gateway("10.0.0.9", 1))]).is_empty());
+        assert!(chosen(&web, &[homeless("far", None)]).is_empty());
+        assert_eq!(chosen(&web, &[homeless("far", gateway("10.0.0.9", 1))]).len(), 1);
+        let named = Workload { hostname: "h".into(), ..homeless("here", None) };
+        assert_eq!(chosen(&web, &[named]).len(), 1);
+    }
+
+    #[test]
+    fn a_waypoint_without_the_port_must_have_an_application_tunnel() {
+        let way = service("web", &[], &[(80, 80)]);
+        let port_of = |tunnel: Option<Option<u16>>| {
+            let tunnel = tunnel.map(|port| ApplicationTunnel { protocol: TunnelProtocol::Proxy, port });
+            let waypoint = Workload { application_tunnel: tunnel, ..placed("waypoint", "here", "r1", "z1") };
+            let snapshot = mesh([waypoint.clone().into(), way.clone().into()]);
+            let mut random = fastrand::Rng::with_seed(1);
+            pick(&snapshot, &way, 15008, &waypoint, Purpose::Waypoint, &mut random).map(|chosen| chosen.port)
+        };
+        assert_eq!(port_of(None), None);
+        assert_eq!(port_of(Some(None)), Some(None));
+        assert_eq!(port_of(Some(Some(15088))), Some(Some(15008)));
+    }
+
+    #[test]
+    fn ipv6_is_avoided_where_it_is_off() {
+        let server = pod("server", &["fd00::1", "10.0.0.1"]);
+        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert_eq!(pick_address(&server, ip("fd00::9"), None, true), Some(ip("fd00::1")));
+        assert_eq!(pick_address(&server, ip("fd00::9"), None, false), Some(ip("10.0.0.1")));
+        assert_eq!(pick_address(&server, ip("fd00::1"), None, false), Some(ip("fd00::1")));
+        assert_eq!(pick_address(&server, ip("10.9.9.9"), Some(IpFamilies::Ipv6), false), None);
+    }
+}

@@ -272,3 +272,227 @@ fn file_policy(next: &mut Snapshot, key: &Text, policy: &Arc<Policy>, present: b
         next.scoped.remove(&scope);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::mesh::fixture::{key, pairs, pod, policy, service, serving};
+    use crate::mesh::policy::{Action, PolicyScope};
+    use crate::mesh::service::{HealthPolicy, LoadBalancer, LoadBalancerMode, NetworkCidr};
+    use crate::mesh::workload::Health;
+
+    /// Everything a reader can ask, sorted, so that two snapshots can be compared.
+    fn seen(snapshot: &Snapshot) -> Vec<String> {
+        let mut seen = Vec::new();
+        seen.extend(snapshot.workloads().map(|workload| format!("{workload:?}")));
+        seen.extend(snapshot.services().map(|service| format!("{service:?}")));
+        seen.extend(snapshot.policies().map(|policy| format!("{policy:?}")));
+        seen.extend(snapshot.staged().map(|key| format!("staged {key}")));
+        for name in NAMES {
+            let mut uids: Vec<_> =
+                snapshot.endpoints(&key(name)).map(|serving| format!("{name} {serving:?}")).collect();
+            uids.sort();
+            seen.extend(uids);
+            seen.push(format!("{:?}", snapshot.local_workload((name, "default", name)).map(|w| &w.uid)));
+            seen.push(format!("{:?}", snapshot.workload_by_host(&key(name)).map(|w| &w.uid)));
+            seen.push(format!("{:?}", snapshot.service_by_host(&key(name).hostname, None).map(|s| &s.key)));
+            let uid = format!("Kubernetes//Pod/default/{name}");
+            seen.push(format!("{:?}", snapshot.endpoint(&key("a"), &uid)));
+        }
+        for last in 0..6_u8 {
+            let ip = IpAddr::from([10, 0, 0, last]);
+            for network in ["", "far"] {
+                seen.push(format!("{:?}", snapshot.workload_at(network, ip).map(|workload| &workload.uid)));
+                seen.push(format!(
+                    "{:?}",
+                    snapshot.service_at(network, ip, None).map(|service| &service.key)
+                ));
+            }
+        }
+        for namespace in ["default", "other"] {
+            let mut at = pod("at", &[]);
+            at.namespace = namespace.into();
+            at.authorization_policies = vec!["default/a".into()];
+            seen.push(format!(
+                "{:?}",
+                snapshot.policies_for(&at).map(|policy| &policy.name).collect::<Vec<_>>()
+            ));
+        }
+        seen
+    }
+
+    const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+
+    fn names() -> impl Strategy<Value = &'static str> {
+        proptest::sample::select(NAMES.to_vec())
+    }
+
+    fn any_workload() -> impl Strategy<Value = Change> {
+        let parts = (names(), 0..6_u8, names(), 0..3_u16, any::<[bool; 6]>());
+        parts.prop_map(|(name, ip, serves, port, [pod_like, sick, host, far, named, remote])| {
+            let mut workload = serving(pod(name, &[&format!("10.0.0.{ip}")]), serves, &[(80, port)]);
+            if !pod_like {
+                workload.uid = format!("entry/{name}").into();
+            }
+            if sick {
+                workload.status = Health::Unhealthy;
+            }
+            if host {
+                workload.network_mode = NetworkMode::HostNetwork;
+            }
+            if far {
+                workload.network = "far".into();
+            }
+            if named {
+                workload.hostname = key(name).hostname;
+            }
+            workload.node = if remote { "there" } else { "here" }.into();
+            workload.into()
+        })
+    }
+
+    fn any_service() -> impl Strategy<Value = Change> {
+        let parts = (names(), 0..6_u8, any::<[bool; 4]>(), names());
+        parts.prop_map(|(name, ip, [all, range, canonical, given], other)| {
+            let mut service = service(name, &[&format!("10.0.0.{ip}")], &[(80, 80)]);
+            service.canonical = canonical;
+            if all {
+                service.load_balancer = Some(LoadBalancer {
+                    routing_preferences: Vec::new(),
+                    mode: LoadBalancerMode::Standard,
+                    health_policy: HealthPolicy::AllowAll,
+                });
+            }
+            if range {
+                let cidr = format!("10.0.0.{ip}/30").parse().unwrap();
+                service.cidr_vips = vec![NetworkCidr { network: "".into(), cidr }];
+            }
+            let endpoint = Endpoint {
+                workload_uid: format!("Kubernetes//Pod/default/{other}").into(),
+                ports: pairs(&[(80, 99)]),
+                status: Health::Healthy,
+            };
+            Change::Service {
+                service: Arc::new(service),
+                endpoints: given.then_some(endpoint).into_iter().collect(),
+            }
+        })
+    }
+
+    fn any_change() -> impl Strategy<Value = Change> {
+        let scopes = proptest::sample::select(vec![
+            PolicyScope::Global,
+            PolicyScope::Namespace,
+            PolicyScope::WorkloadSelector,
+        ]);
+        let uid = |name: &str| -> Text { format!("Kubernetes//Pod/default/{name}").into() };
+        prop_oneof![
+            4 => any_workload(),
+            2 => any_service(),
+            2 => (names(), scopes).prop_map(|(name, scope)| policy(name, scope, Action::Deny, vec![]).into()),
+            1 => names().prop_map(move |name| Change::RemoveWorkload(uid(name))),
+            1 => names().prop_map(move |name| Change::RemoveAddress(uid(name))),
+            1 => names().prop_map(|name| Change::RemoveAddress(key(name).to_string().into())),
+            1 => names().prop_map(|name| Change::RemoveService(key(name))),
+            1 => names().prop_map(|name| Change::RemovePolicy(format!("default/{name}").into())),
+        ]
+    }
+
+    /// The contents alone, as changes.
+    fn from_scratch(snapshot: &Snapshot) -> Vec<Change> {
+        let policies = snapshot
+            .policies()
+            .map(|(key, policy)| Change::Policy { key: key.clone(), policy: policy.clone() });
+        let services = snapshot.services().map(|service| Change::Service {
+            service: service.clone(),
+            endpoints: snapshot.services[&service.key].given.to_vec(),
+        });
+        let workloads = snapshot.workloads().map(|workload| Change::Workload(workload.clone()));
+        policies.chain(services).chain(workloads).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(400))]
+
+        #[test]
+        fn any_deltas_lead_to_what_the_contents_alone_would(
+            batches in proptest::collection::vec(proptest::collection::vec(any_change(), 0..12), 0..12),
+            node in proptest::sample::select(vec![None, Some("here")]),
+        ) {
+            let (mut snapshot, mut stepwise) = (Snapshot::default(), Snapshot::default());
+            for batch in batches {
+                let (before, shown) = (snapshot.clone(), seen(&snapshot));
+                for change in batch.clone() {
+                    stepwise = apply(&stepwise, [change], node);
+                }
+                snapshot = apply(&snapshot, batch, node);
+                prop_assert_eq!(seen(&before), shown, "an older snapshot has changed");
+                let shown = seen(&snapshot);
+                prop_assert_eq!(&seen(&stepwise), &shown);
+                let scratch = apply(&Snapshot::default(), from_scratch(&snapshot), node);
+                prop_assert_eq!(&seen(&scratch), &shown);
+            }
+            // Taken down again, nothing is left in any index.
+            let gone = snapshot.workloads().map(|workload| Change::RemoveWorkload(workload.uid.clone()));
+            let gone = gone.chain(snapshot.services().map(|service| Change::RemoveService(service.key.clone())));
+            let gone = gone.chain(snapshot.policies().map(|(key, _)| Change::RemovePolicy(key.clone())));
+            let bare = apply(&snapshot, gone, node);
+            let left = [
+                bare.workloads.len(), bare.addresses.len(), bare.local.len(), bare.workload_hosts.len(),
+                bare.services.len(), bare.vips.len(), bare.cidrs.len(), bare.service_hosts.len(),
+                bare.endpoints.len(), bare.policies.len(), bare.scoped.len(),
+            ];
+            prop_assert_eq!(left, [0; 11]);
+        }
+    }
+
+    #[test]
+    fn a_repeated_push_changes_nothing() {
+        let push =
+            || vec![Change::from(pod("a", &["10.0.0.1"])), service("a", &["10.1.0.1"], &[(80, 80)]).into()];
+        let once = apply(&Snapshot::default(), push(), None);
+        let twice = apply(&once, push(), None);
+        assert_eq!(once.version(), twice.version());
+        let third = apply(&twice, [pod("b", &["10.0.0.2"]).into()], None);
+        assert!(third.version() > twice.version());
+        assert_eq!(third.policy_version(), once.policy_version());
+    }
+
+    #[test]
+    fn endpoints_wait_for_their_service_and_follow_its_health_policy() {
+        let sick =
+            Workload { status: Health::Unhealthy, ..serving(pod("b", &["10.0.0.2"]), "a", &[(80, 80)]) };
+        let well = serving(pod("a", &["10.0.0.1"]), "a", &[(80, 80)]);
+        let staged = apply(&Snapshot::default(), [well.into(), sick.into()], None);
+        assert_eq!(staged.staged().count(), 1);
+        let healthy = service("a", &["10.1.0.1"], &[(80, 80)]);
+        let all = Service {
+            load_balancer: Some(LoadBalancer {
+                routing_preferences: Vec::new(),
+                mode: LoadBalancerMode::Standard,
+                health_policy: HealthPolicy::AllowAll,
+            }),
+            ..healthy.clone()
+        };
+        let mut snapshot = apply(&staged, [healthy.clone().into()], None);
+        assert_eq!((snapshot.staged().count(), snapshot.endpoints(&key("a")).count()), (0, 1));
+        snapshot = apply(&snapshot, [all.into()], None);
+        assert_eq!(snapshot.endpoints(&key("a")).count(), 2);
+        snapshot = apply(&snapshot, [healthy.into()], None);
+        assert_eq!(snapshot.endpoints(&key("a")).count(), 1);
+    }
+
+    #[test]
+    fn a_shared_address_belongs_to_the_pod_while_it_lives() {
+        let entry = Workload { uid: "entry".into(), ..pod("entry", &["10.0.0.1"]) };
+        let both = apply(&Snapshot::default(), [pod("a", &["10.0.0.1"]).into(), entry.into()], None);
+        let at = |snapshot: &Snapshot| {
+            snapshot.workload_at("", "10.0.0.1".parse().unwrap()).map(|workload| workload.name.to_string())
+        };
+        assert_eq!(at(&both).as_deref(), Some("a"));
+        let left = apply(&both, [Change::RemoveWorkload("Kubernetes//Pod/default/a".into())], None);
+        assert_eq!(at(&left).as_deref(), Some("entry"));
+    }
+}

@@ -20,6 +20,8 @@ pub struct Group(Form);
 
 #[derive(Clone)]
 enum Form {
+    /// Nearly every address, so it goes without an array.
+    One(Arc<Workload>),
     /// Sorted by uid.
     Few(Arc<[Arc<Workload>]>),
     Many(Box<ByUidSet>),
@@ -58,6 +60,7 @@ impl Default for Group {
 impl Group {
     pub fn len(&self) -> usize {
         match &self.0 {
+            Form::One(_) => 1,
             Form::Few(few) => few.len(),
             Form::Many(many) => many.len(),
         }
@@ -70,6 +73,7 @@ impl Group {
     /// The members, sorted by uid only while they are few.
     pub fn iter(&self) -> impl Iterator<Item = &Arc<Workload>> {
         let (few, many) = match &self.0 {
+            Form::One(one) => (Some(std::slice::from_ref(one).iter()), None),
             Form::Few(few) => (Some(few.iter()), None),
             Form::Many(many) => (None, Some(many.keys().map(|member| &member.0))),
         };
@@ -78,6 +82,7 @@ impl Group {
 
     pub fn contains(&self, uid: &str) -> bool {
         match &self.0 {
+            Form::One(one) => *one.uid == *uid,
             Form::Few(few) => few.iter().any(|member| *member.uid == *uid),
             Form::Many(many) => many.contains_key(uid),
         }
@@ -85,43 +90,42 @@ impl Group {
 
     /// Puts a workload in, in the place of one with the same uid.
     pub(crate) fn insert(&mut self, workload: Arc<Workload>) {
-        match &mut self.0 {
-            Form::Many(many) => {
-                many.remove(&*workload.uid);
-                many.insert(ByUid(workload), ());
-            }
-            Form::Few(few) => {
-                let mut members: Vec<_> = few.to_vec();
-                match members.binary_search_by(|member| member.uid.cmp(&workload.uid)) {
-                    Ok(place) => {
-                        members.remove(place);
-                        members.insert(place, workload);
-                    }
-                    Err(place) => members.insert(place, workload),
-                }
-                self.0 = if members.len() > GROUP_ARRAY_WORKLOADS {
-                    Form::Many(Box::new(members.into_iter().map(|member| (ByUid(member), ())).collect()))
-                } else {
-                    Form::Few(members.into())
-                };
-            }
+        if let Form::Many(many) = &mut self.0 {
+            many.remove(&*workload.uid);
+            many.insert(ByUid(workload), ());
+            return;
         }
+        let mut members: Vec<_> = self.iter().filter(|member| member.uid != workload.uid).cloned().collect();
+        let place = members.partition_point(|member| member.uid < workload.uid);
+        members.insert(place, workload);
+        *self = Self::of(members);
     }
 
     /// Takes a workload out. A large group turns into an array again only well below the bound, so that one that
     /// wavers around it isn't rebuilt each time.
     pub(crate) fn remove(&mut self, uid: &str) {
-        match &mut self.0 {
-            Form::Few(few) => {
-                self.0 = Form::Few(few.iter().filter(|member| *member.uid != *uid).cloned().collect())
+        if let Form::Many(many) = &mut self.0 {
+            many.remove(uid);
+            if many.len() > GROUP_ARRAY_WORKLOADS / 2 {
+                return;
             }
-            Form::Many(many) => {
-                many.remove(uid);
-                if many.len() <= GROUP_ARRAY_WORKLOADS / 2 {
-                    let mut members: Vec<_> = many.keys().map(|member| member.0.clone()).collect();
-                    members.sort_by(|left, right| left.uid.cmp(&right.uid));
-                    self.0 = Form::Few(members.into());
-                }
+        }
+        let mut members: Vec<_> = self.iter().filter(|member| *member.uid != *uid).cloned().collect();
+        members.sort_by(|left, right| left.uid.cmp(&right.uid));
+        *self = Self::of(members);
+    }
+
+    /// The members must be sorted by uid.
+    fn of(mut members: Vec<Arc<Workload>>) -> Self {
+        if members.len() > GROUP_ARRAY_WORKLOADS {
+            let many = members.into_iter().map(|member| (ByUid(member), ())).collect();
+            return Self(Form::Many(Box::new(many)));
+        }
+        match (members.pop(), members.is_empty()) {
+            (Some(only), true) => Self(Form::One(only)),
+            (last, _) => {
+                members.extend(last);
+                Self(Form::Few(members.into()))
             }
         }
     }

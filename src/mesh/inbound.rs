@@ -206,3 +206,197 @@ fn guess<'a>(
     let is_named = |service: &&Arc<Service>| forwarded_host == Some(&*service.key.hostname);
     candidates.clone().find(is_named).or_else(|| candidates.clone().find(leads_here)).cloned()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::delta::Change;
+    use crate::mesh::fixture::{gateway, mesh, pod, service, serving};
+    use crate::mesh::service::{NetworkIp, Visibility};
+    use crate::mesh::workload::ApplicationTunnel;
+
+    const SERVER: &str = "10.0.0.2";
+    const WAYPOINT: &str = "10.0.0.3";
+    const VIP: &str = "10.10.0.1";
+
+    /// The workloads of the reference's matrix (section 18.5): which waypoint the server pod has, and which
+    /// application tunnel the waypoint pod.
+    fn matrix(of_pod: Option<&str>, tunnel: Option<u16>) -> Vec<Workload> {
+        let server = Workload {
+            waypoint: of_pod.and_then(|to| gateway(to, 15008)),
+            ..serving(pod("server", &[SERVER]), "server", &[(81, 8181)])
+        };
+        let waypoint = Workload {
+            application_tunnel: tunnel
+                .map(|port| ApplicationTunnel { protocol: TunnelProtocol::Proxy, port: Some(port) }),
+            ..serving(pod("waypoint", &[WAYPOINT]), "waypoint", &[(15008, 15008)])
+        };
+        vec![server, waypoint, pod("client", &["10.0.0.1"])]
+    }
+
+    fn ask(
+        workloads: &[Workload],
+        of_service: Option<&str>,
+        local: &str,
+        authority: &str,
+    ) -> Result<Inbound, InboundRefuse> {
+        let server = Service {
+            waypoint: of_service.and_then(|to| gateway(to, 15008)),
+            ..service("server", &[VIP], &[(80, 8080), (81, 0), (82, 0), (83, 15001)])
+        };
+        let waypoint = service("waypoint", &["10.10.0.2"], &[(15008, 15008)]);
+        let things: Vec<Change> = workloads.iter().cloned().map(Into::into).collect();
+        let snapshot = mesh(things.into_iter().chain([server.into(), waypoint.into()]));
+        let ip: IpAddr = local.parse().unwrap();
+        inbound(&InboundRequest {
+            snapshot: &snapshot,
+            network: "",
+            local: workloads.iter().find(|workload| workload.addresses.contains(&ip)).unwrap(),
+            connection_dst: ip,
+            authority,
+            illegal_ports: &[15001, 15006, 15008],
+        })
+    }
+
+    #[test]
+    fn the_matrix_of_waypoints_and_authorities() {
+        let (pod_8080, vip_8080) = ("10.0.0.2:8080", "10.10.0.1:8080");
+        for (of_pod, of_service, local, authority, reached) in [
+            (None, None, SERVER, pod_8080, Some("10.0.0.2:8080")),
+            (None, None, SERVER, "server.default.svc.cluster.local:80", Some("10.0.0.2:8080")),
+            (None, None, SERVER, "server.default.svc.cluster.local:81", Some("10.0.0.2:8181")),
+            (Some(WAYPOINT), None, WAYPOINT, pod_8080, Some("10.0.0.3:8080")),
+            (Some("10.10.0.2"), None, WAYPOINT, pod_8080, Some("10.0.0.3:8080")),
+            (Some("waypoint"), None, WAYPOINT, pod_8080, Some("10.0.0.3:8080")),
+            (None, Some(WAYPOINT), WAYPOINT, vip_8080, Some("10.0.0.3:8080")),
+            (None, Some("10.10.0.2"), WAYPOINT, vip_8080, Some("10.0.0.3:8080")),
+            (None, Some("waypoint"), WAYPOINT, vip_8080, Some("10.0.0.3:8080")),
+            (None, None, SERVER, "10.0.0.1:8080", None),
+            (None, None, WAYPOINT, "10.0.0.1:8080", None),
+            (None, Some(WAYPOINT), WAYPOINT, pod_8080, None),
+            (Some(WAYPOINT), None, WAYPOINT, vip_8080, None),
+            (Some("10.0.0.1"), None, WAYPOINT, pod_8080, None),
+            (None, None, SERVER, "127.0.0.1:15000", None),
+            (None, None, SERVER, "169.254.169.254:80", None),
+        ] {
+            let case = format!("{of_pod:?} {of_service:?} {local} {authority}");
+            let answer = ask(&matrix(of_pod, None), of_service, local, authority);
+            match reached {
+                Some(upstream) => assert_eq!(answer.unwrap().upstream.to_string(), upstream, "{case}"),
+                None => {
+                    let refusal = answer.unwrap_err();
+                    let asked = authority.rsplit_once(':').unwrap().0;
+                    assert_eq!(refusal.to_string(), format!("ip mismatch: {local} != {asked}"), "{case}");
+                    assert_eq!(refusal.status(), 400);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn an_application_tunnel_is_told_what_was_asked_for() {
+        let told = |authority| {
+            let inbound = ask(&matrix(None, Some(15088)), None, WAYPOINT, authority).unwrap();
+            (inbound.upstream.to_string(), inbound.tunnel.unwrap().target.to_string())
+        };
+        let reached = || "10.0.0.3:15088".to_owned();
+        assert_eq!(told("10.0.0.2:8080"), (reached(), "10.0.0.2:8080".into()));
+        assert_eq!(told("10.10.0.1:8080"), (reached(), "10.10.0.1:8080".into()));
+        assert_eq!(told("server.default.svc.cluster.local:80"), (reached(), "10.10.0.1:80".into()));
+    }
+
+    #[test]
+    fn a_named_service_shows_an_address_of_our_network_first() {
+        let vip = |network: &str, ip: &str| NetworkIp { network: network.into(), ip: ip.parse().unwrap() };
+        let local = Workload {
+            application_tunnel: Some(ApplicationTunnel { protocol: TunnelProtocol::None, port: None }),
+            ..pod("local", &["10.0.0.2"])
+        };
+        let told = |vips: Vec<NetworkIp>| {
+            let named = Service { vips, ..service("named", &[], &[(80, 8080)]) };
+            let snapshot = mesh([local.clone().into(), named.into()]);
+            inbound(&InboundRequest {
+                snapshot: &snapshot,
+                network: "",
+                local: &local,
+                connection_dst: local.addresses[0],
+                authority: "named.default.svc.cluster.local:80",
+                illegal_ports: &[],
+            })
+        };
+        let target =
+            |answer: Result<Inbound, InboundRefuse>| answer.unwrap().tunnel.unwrap().target.ip().to_string();
+        let all = vec![vip("far", "10.9.0.1"), vip("", "fd00::1"), vip("", "10.1.0.1"), vip("", "10.1.0.2")];
+        assert_eq!(target(told(all)), "10.1.0.2");
+        assert_eq!(target(told(vec![vip("far", "10.9.0.1"), vip("", "fd00::1")])), "fd00::1");
+        let refusal = told(vec![]).unwrap_err();
+        let text = "requested service named.default.svc.cluster.local found, but has no IP addresses";
+        assert_eq!((refusal.to_string().as_str(), refusal.status()), (text, 503));
+    }
+
+    #[test]
+    fn refusals_have_the_references_texts_and_statuses() {
+        for (authority, status, text) in [
+            ("junk", 400, "no valid authority pseudo header: junk"),
+            ("nosuch.host:80", 503, "no service or workload for hostname: nosuch.host"),
+            (
+                "server.default.svc.cluster.local:82",
+                503,
+                "requested service server.default.svc.cluster.local:82 found, but cannot resolve port",
+            ),
+            (
+                "server.default.svc.cluster.local:9",
+                503,
+                "requested service server.default.svc.cluster.local:9 found, but cannot resolve port",
+            ),
+            ("server.default.svc.cluster.local:83", 503, "attempted recursive call to ourselves"),
+            ("10.0.0.2:15008", 503, "attempted recursive call to ourselves"),
+            ("10.0.0.9:15008", 400, "ip mismatch: 10.0.0.2 != 10.0.0.9"),
+        ] {
+            let refusal = ask(&matrix(None, None), None, SERVER, authority).unwrap_err();
+            assert_eq!((refusal.to_string().as_str(), refusal.status()), (text, status));
+        }
+    }
+
+    #[test]
+    fn services_are_guessed_by_forwarded_host_then_by_port() {
+        let local = serving(serving(pod("local", &["10.0.0.2"]), "one", &[]), "two", &[(90, 9090)]);
+        let one = service("one", &[], &[(80, 8080)]);
+        let two = service("two", &[], &[(80, 8080), (90, 0)]);
+        let snapshot =
+            mesh([local.clone().into(), one.into(), two.into(), service("three", &[], &[]).into()]);
+        for (host, port, guessed) in [
+            (None, 8080, Some("one")),
+            (Some("two.default.svc.cluster.local"), 8080, Some("two")),
+            (Some("two.default.svc.cluster.local"), 1, Some("two")),
+            (Some("three.default.svc.cluster.local"), 8080, Some("one")),
+            (None, 9090, Some("two")),
+            (None, 1, None),
+        ] {
+            let found = guess_service(&snapshot, &local, host, port);
+            assert_eq!(found.as_ref().map(|service| &*service.name), guessed, "{host:?} {port}");
+        }
+    }
+
+    #[test]
+    fn a_host_of_several_namespaces_is_the_local_one_and_hidden_ones_are_not_seen() {
+        let local = pod("local", &["10.0.0.2"]);
+        let of = |namespace: &str, visibility| Service {
+            ports: crate::mesh::fixture::pairs(&[(80, 8080)]),
+            visibility,
+            ..Service::plain(namespace, "shared.example", namespace)
+        };
+        let found = |services: Vec<Service>| {
+            let snapshot = mesh(services.into_iter().map(Into::into));
+            snapshot
+                .service_by_host("shared.example", Some(&local.namespace))
+                .map(|found| found.name.to_string())
+        };
+        let (public, hidden) = (Visibility::Public, Visibility::Namespace);
+        assert_eq!(found(vec![of("a", public), of("default", hidden)]).as_deref(), Some("default"));
+        assert_eq!(found(vec![of("a", hidden), of("b", public)]).as_deref(), Some("b"));
+        assert_eq!(found(vec![of("a", hidden)]), None);
+        let canonical = Service { canonical: true, ..of("b", public) };
+        assert_eq!(found(vec![of("a", public), canonical]).as_deref(), Some("b"));
+    }
+}

@@ -4,6 +4,8 @@ pub mod admit;
 pub mod authority;
 pub mod balance;
 pub mod delta;
+#[cfg(test)]
+pub(crate) mod fixture;
 pub mod group;
 pub mod identity;
 pub mod inbound;

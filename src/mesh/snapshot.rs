@@ -142,7 +142,7 @@ impl Snapshot {
         if self.cidrs.is_empty() {
             return None;
         }
-        let mut best: Option<((bool, u8, bool), &Arc<Service>)> = None;
+        let mut best = None;
         let longest = if ip.is_ipv4() { 32 } else { 128 };
         for length in (0..=longest).rev() {
             let Ok(range) = IpNet::new(ip, length).map(|range| range.trunc()) else { continue };
@@ -299,5 +299,88 @@ pub(crate) fn scope_name(policy: &Policy) -> Option<Text> {
         PolicyScope::Global => Some(Text::default()),
         PolicyScope::Namespace => Some(policy.namespace.clone()),
         PolicyScope::WorkloadSelector => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::delta::apply;
+    use crate::mesh::fixture::{mesh, pod};
+    use crate::mesh::service::{NetworkCidr, NetworkIp, Visibility};
+
+    fn of(namespace: &str, ips: &[&str], ranges: &[(&str, &str)]) -> Service {
+        let range = |&(network, cidr): &(&str, &str)| NetworkCidr {
+            network: network.into(),
+            cidr: cidr.parse().unwrap(),
+        };
+        Service {
+            vips: ips.iter().map(|ip| NetworkIp { network: "".into(), ip: ip.parse().unwrap() }).collect(),
+            cidr_vips: ranges.iter().map(range).collect(),
+            ..Service::plain(namespace, &format!("{namespace}.example"), namespace)
+        }
+    }
+
+    fn found(services: &[Service], ip: &str, client: Option<&str>) -> Option<String> {
+        let snapshot = mesh(services.iter().cloned().map(Into::into));
+        snapshot.service_at("", ip.parse().unwrap(), client).map(|service| service.name.to_string())
+    }
+
+    #[test]
+    fn a_shared_address_is_the_clients_own_then_canonical_then_first() {
+        let hidden = Service { visibility: Visibility::Namespace, ..of("a", &["10.1.0.1"], &[]) };
+        let canonical = Service { canonical: true, ..of("c", &["10.1.0.1"], &[]) };
+        let all = [hidden.clone(), of("b", &["10.1.0.1"], &[]), canonical];
+        let told = |client| found(&all, "10.1.0.1", client);
+        assert_eq!(told(Some("a")).as_deref(), Some("a"));
+        assert_eq!(told(Some("b")).as_deref(), Some("b"));
+        assert_eq!(told(Some("x")).as_deref(), Some("c"));
+        assert_eq!(found(&all[..2], "10.1.0.1", Some("x")).as_deref(), Some("b"));
+        assert_eq!(found(std::slice::from_ref(&hidden), "10.1.0.1", Some("x")), None);
+        assert_eq!(found(&[hidden], "10.1.0.1", None).as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn ranges_come_after_addresses_and_the_namespace_before_the_length() {
+        let ranges = [
+            of("wide", &[], &[("", "10.0.0.0/8"), ("", "fd00::/8")]),
+            of("narrow", &[], &[("", "10.1.0.0/16")]),
+            of("far", &[], &[("far", "10.1.1.0/24")]),
+            of("exact", &["10.1.2.3"], &[]),
+        ];
+        let told = |ip, client| found(&ranges, ip, Some(client));
+        assert_eq!(told("10.1.1.1", "x").as_deref(), Some("narrow"));
+        assert_eq!(told("10.1.1.1", "wide").as_deref(), Some("wide"));
+        assert_eq!(told("10.2.1.1", "x").as_deref(), Some("wide"));
+        assert_eq!(told("10.1.2.3", "wide").as_deref(), Some("exact"));
+        assert_eq!(told("fd00::1", "x").as_deref(), Some("wide"));
+        assert_eq!(told("192.0.2.1", "x"), None);
+        let hidden = Service { visibility: Visibility::Namespace, ..of("exact", &["10.1.2.3"], &[]) };
+        let mixed = [ranges[0].clone(), hidden];
+        assert_eq!(found(&mixed, "10.1.2.3", Some("x")).as_deref(), Some("wide"));
+        let canonical = Service { canonical: true, ..of("z", &[], &[("", "10.0.0.0/8")]) };
+        let twins = [ranges[0].clone(), canonical];
+        assert_eq!(found(&twins, "10.1.2.3", Some("x")).as_deref(), Some("z"));
+    }
+
+    #[test]
+    fn local_workloads_are_those_of_the_node_and_match_by_all_three_names() {
+        let on = |name: &str, node: &str| Workload { node: node.into(), ..pod(name, &[]) };
+        let things = || [on("a", "here").into(), on("b", "there").into()];
+        let here = apply(&Snapshot::default(), things(), Some("here"));
+        assert!(here.local_workload(("a", "default", "a")).is_some());
+        assert!(here.local_workload(("a", "default", "other")).is_none());
+        assert!(here.local_workload(("a", "other", "a")).is_none());
+        assert!(here.local_workload(("b", "default", "b")).is_none());
+        let anywhere = apply(&Snapshot::default(), things(), None);
+        assert!(anywhere.local_workload(("b", "default", "b")).is_some());
+    }
+
+    #[test]
+    fn missing_policies_are_told() {
+        let mut workload = pod("a", &[]);
+        workload.authorization_policies = vec!["default/none".into()];
+        let missing: Vec<_> = mesh([]).missing_policies(&workload).map(ToString::to_string).collect();
+        assert_eq!(missing, ["default/none"]);
     }
 }

@@ -27,7 +27,7 @@ use crate::shard::table::{Entered, Entry, Original, Subject};
 use crate::shard::tunnel::Tunnel;
 use crate::sys::origdst::original_destination;
 use crate::wire::access_log::Direction;
-use crate::wire::h2::RequestHead;
+use crate::wire::h2::{Code, RequestHead};
 use crate::wire::hbone::{Authority, baggage_of, forwarded_host, parse_baggage};
 
 /// Serves one tunnel of a peer until it ends.
@@ -114,10 +114,14 @@ async fn prepare(
     link: &Link,
     stream: Rc<Stream>,
     head: &RequestHead,
-) -> Option<(StreamRelay, Record, Entered)> {
+) -> Option<(Box<StreamRelay>, Record, Entered)> {
     let mut unanswered = Unanswered { tunnel: link.tunnel.clone(), stream, relayed: false };
     let stream = unanswered.stream.clone();
-    let refuse = |status| link.tunnel.respond(&stream, status, None, true);
+    let refuse = |status| {
+        link.tunnel.respond(&stream, status, None, true);
+        // The answer is whole, and nothing more of the request is wanted (RFC 9113 section 8.1).
+        link.tunnel.reset(&stream, Code::NO_ERROR);
+    };
     let (snapshot, local, found) = match check(world, link, head).await {
         Ok(checked) => checked,
         Err((status, failure)) => {
@@ -151,12 +155,12 @@ async fn prepare(
         actual_dst: found.upstream.0,
         protocol: LiveProtocol::Hbone,
         closer: closer.clone(),
-        subject: Some(Subject {
+        subject: Some(Box::new(Subject {
             source: link.source.ip(),
             identity: peer(link).cloned(),
             destination: found.upstream.0,
             workload: local.clone(),
-        }),
+        })),
     });
     let app = match reach(world, link, &found, &entered).await {
         Ok(app) => app,
@@ -169,7 +173,7 @@ async fn prepare(
     let baggage = world.shard.settings.response_baggage.then(|| baggage_of(&local));
     let baggage = baggage.as_deref().filter(|baggage| !baggage.is_empty());
     link.tunnel.respond(&unanswered.stream, 200, baggage, false);
-    let relay = StreamRelay {
+    let relay = Box::new(StreamRelay {
         app: Rc::new(app),
         stream: unanswered.stream.clone(),
         tunnel: link.tunnel.clone(),
@@ -178,7 +182,7 @@ async fn prepare(
         way: Way::ToClient,
         closer,
         clean: false,
-    };
+    });
     unanswered.relayed = true;
     Some((relay, record, entered))
 }

@@ -51,8 +51,8 @@ struct Underway {
 }
 
 enum Carried {
-    Tunnel(StreamRelay, Reservation),
-    Plain(Splice),
+    Tunnel(Box<StreamRelay>, Reservation),
+    Plain(Box<Splice>),
 }
 
 async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Underway> {
@@ -124,7 +124,7 @@ async fn splice(
         }
     };
     let (meter, buffers) = (record.meter().clone(), world.shard.buffers.clone());
-    Ok(Carried::Plain(Splice { client, server, meter, buffers, closer, clean: false }))
+    Ok(Carried::Plain(Box::new(Splice { client, server, meter, buffers, closer, clean: false })))
 }
 
 async fn tunnel(
@@ -144,7 +144,7 @@ async fn tunnel(
         }
     };
     closer.wake(stream.signal.clone());
-    let relay = StreamRelay {
+    let relay = Box::new(StreamRelay {
         app: Rc::new(app),
         stream,
         tunnel: reservation.tunnel.clone(),
@@ -153,7 +153,7 @@ async fn tunnel(
         way: Way::ToServer,
         closer,
         clean: false,
-    };
+    });
     // Where it isn't 200, dropping the relay resets both sides.
     let answer = within(limits::CONNECT_ANSWER_DEADLINE_MS, answer_of(&relay.stream)).await;
     match answer.ok_or(Failure::ConnectDeadline)??.status {

@@ -26,7 +26,11 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
     record.close(outcome(splice.run().await));
 }
 
-async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(Splice, Record, Entered)> {
+async fn prepare(
+    world: &Rc<PodWorld>,
+    fd: OwnedFd,
+    source: Source,
+) -> Option<(Box<Splice>, Record, Entered)> {
     let shard = &world.shard;
     let target = original_destination(fd.as_fd()).ok()?;
     let client = Socket::new(fd).ok()?;
@@ -41,7 +45,7 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(S
     match reach(world, source, target, &entered).await {
         Ok(server) => {
             let (meter, buffers) = (record.meter().clone(), shard.buffers.clone());
-            let splice = Splice { client, server, meter, buffers, closer, clean: false };
+            let splice = Box::new(Splice { client, server, meter, buffers, closer, clean: false });
             Some((splice, record, entered))
         }
         Err(failure) => {
@@ -85,12 +89,12 @@ async fn enter(
         actual_dst: target.0,
         protocol: LiveProtocol::Tcp,
         closer: closer.clone(),
-        subject: Some(Subject {
+        subject: Some(Box::new(Subject {
             source: source.ip(),
             identity: None,
             destination: target.0,
             workload: local,
-        }),
+        })),
     });
     Ok((record, entered, closer))
 }

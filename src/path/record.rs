@@ -122,7 +122,13 @@ pub fn outcome(ending: Ending) -> Result<(), Failure> {
 }
 
 /// A connection that is refused before anything is known of it: a line, but no metrics.
-pub fn deny_early(shard: &Shard, direction: Direction, src: SocketAddr, dst: SocketAddr, why: &dyn Display) {
+pub fn deny_early(
+    shard: &Rc<Shard>,
+    direction: Direction,
+    src: SocketAddr,
+    dst: SocketAddr,
+    why: &dyn Display,
+) {
     let line = AccessLine {
         event: Event::Failed,
         src_addr: src,
@@ -140,7 +146,7 @@ pub fn deny_early(shard: &Shard, direction: Direction, src: SocketAddr, dst: Soc
     write_line(shard, &line);
 }
 
-fn write_line(shard: &Shard, line: &AccessLine<'_>) {
+fn write_line(shard: &Rc<Shard>, line: &AccessLine<'_>) {
     if !shard.lines().access_enabled(line.level()) {
         return;
     }

@@ -8,6 +8,7 @@ use std::io::IoSliceMut;
 
 use crate::base::limits::{RECORD_PLAINTEXT_BYTES, RECORDS_A_TURN};
 use crate::tls::record::{HEADER_BYTES, TRAILER_BYTES};
+use crate::wire::h2::Event;
 
 pub const FRAME_HEADER_BYTES: usize = 9;
 /// Room in front of a payload: record header and frame header.
@@ -25,6 +26,8 @@ pub struct Buffers {
     pub bulk: RefCell<Box<[u8]>>,
     /// Control and small data frames being sealed.
     pub small: RefCell<Vec<u8>>,
+    /// What a tunnel's read told; empty between turns.
+    pub events: RefCell<Vec<Event>>,
 }
 
 impl Default for Buffers {
@@ -32,24 +35,21 @@ impl Default for Buffers {
         Self {
             bulk: RefCell::new(vec![0; SCRATCH_BYTES].into_boxed_slice()),
             small: RefCell::new(Vec::with_capacity(SLOT_BYTES)),
+            events: RefCell::default(),
         }
     }
 }
 
-/// The payload places of the first slots, `bytes` in total.
-pub fn payload_places(scratch: &mut [u8], bytes: usize) -> Vec<IoSliceMut<'_>> {
+/// The payload places of the slots, `bytes` in total; those past it are empty.
+pub fn payload_places(scratch: &mut [u8], bytes: usize) -> [IoSliceMut<'_>; RECORDS_A_TURN] {
     let mut left = bytes;
-    let mut places = Vec::with_capacity(bytes.div_ceil(SLOT_PAYLOAD_BYTES));
-    for slot in scratch.chunks_exact_mut(SLOT_BYTES) {
+    let mut slots = scratch.chunks_exact_mut(SLOT_BYTES);
+    std::array::from_fn(|_| {
         let length = left.min(SLOT_PAYLOAD_BYTES);
-        let Some(place) = slot.get_mut(HEADROOM_BYTES..HEADROOM_BYTES + length) else { break };
-        if place.is_empty() {
-            break;
-        }
         left -= length;
-        places.push(IoSliceMut::new(place));
-    }
-    places
+        let slot = slots.next().unwrap_or_default();
+        IoSliceMut::new(slot.get_mut(HEADROOM_BYTES..HEADROOM_BYTES + length).unwrap_or_default())
+    })
 }
 
 #[cfg(test)]
@@ -61,8 +61,8 @@ mod tests {
         let mut scratch = vec![0; SCRATCH_BYTES];
         let places = payload_places(&mut scratch, SLOT_PAYLOAD_BYTES * 2 + 10);
         let lengths: Vec<_> = places.iter().map(|place| place.len()).collect();
-        assert_eq!(lengths, [SLOT_PAYLOAD_BYTES, SLOT_PAYLOAD_BYTES, 10]);
-        assert_eq!(payload_places(&mut scratch, usize::MAX).len(), RECORDS_A_TURN);
-        assert!(payload_places(&mut scratch, 0).is_empty());
+        assert_eq!(lengths[..4], [SLOT_PAYLOAD_BYTES, SLOT_PAYLOAD_BYTES, 10, 0]);
+        let all: usize = payload_places(&mut scratch, usize::MAX).iter().map(|place| place.len()).sum();
+        assert_eq!(all, RECORDS_A_TURN * SLOT_PAYLOAD_BYTES);
     }
 }

@@ -23,6 +23,7 @@ pub struct Closer(Rc<Inner>);
 #[derive(Default)]
 struct Inner {
     reason: Cell<Option<CloseReason>>,
+    half_closed: Cell<bool>,
     signal: RefCell<Signal>,
 }
 
@@ -35,6 +36,18 @@ impl Closer {
     pub fn close(&self, reason: CloseReason) {
         if self.0.reason.get().is_none() {
             self.0.reason.set(Some(reason));
+            self.0.signal.borrow().raise();
+        }
+    }
+
+    /// One side has finished: from here on the task is woken now and then, to see whether the other still lives.
+    pub fn mark_half_closed(&self) {
+        self.0.half_closed.set(true);
+    }
+
+    /// Wakes the task of a half-closed connection.
+    pub fn nudge_half_closed(&self) {
+        if self.0.half_closed.get() {
             self.0.signal.borrow().raise();
         }
     }

@@ -2,11 +2,12 @@
 //! it ends them at once, and the pod is gone when the last has left.
 
 use std::cell::{Cell, RefCell};
-use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::future::Future;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
+use pin_project_lite::pin_project;
 use slab::Slab;
 
 use crate::shard::signal::Signal;
@@ -22,20 +23,9 @@ pub struct Gate {
 
 impl Gate {
     /// Runs `work` inside; drops it where the gate closes first, which `None` tells.
-    pub async fn run<R>(self: &Rc<Self>, work: impl Future<Output = R>) -> Option<R> {
-        if self.closed.get() {
-            return None;
-        }
+    pub fn run<F: Future>(self: &Rc<Self>, work: F) -> Inside<F> {
         self.inside.set(self.inside.get() + 1);
-        let mut place = Place { gate: self.clone(), key: None };
-        let mut work = pin!(work);
-        poll_fn(move |context| {
-            if place.is_closed(context) {
-                return Poll::Ready(None);
-            }
-            work.as_mut().poll(context).map(Some)
-        })
-        .await
+        Inside { place: Place { gate: self.clone(), key: None }, work }
     }
 
     pub fn close(&self) {
@@ -62,6 +52,28 @@ impl Gate {
         while self.inside.get() > 0 {
             self.empty.wait().await;
         }
+    }
+}
+
+pin_project! {
+    /// Work inside a gate. A future by hand, since an async function would keep its argument twice, and an idle
+    /// connection is little more than this.
+    pub struct Inside<F> {
+        place: Place,
+        #[pin]
+        work: F,
+    }
+}
+
+impl<F: Future> Future for Inside<F> {
+    type Output = Option<F::Output>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        if this.place.is_closed(context) {
+            return Poll::Ready(None);
+        }
+        this.work.poll(context).map(Some)
     }
 }
 

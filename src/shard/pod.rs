@@ -19,11 +19,12 @@ use crate::shard::gate::Gate;
 use crate::shard::handover;
 use crate::shard::pool::Pool;
 use crate::shard::socket::Socket;
+use crate::shard::spares::Spares;
 use crate::shard::stats::{OpenSocket, bump};
 use crate::shard::tunnel::Tunnel;
 use crate::sys::listener::{self, ListenError, ListenerPlan, Listening};
 use crate::sys::netns::Netns;
-use crate::sys::socket::{Dial, connect_result, dial, tune};
+use crate::sys::socket::{Dial, connect_result, dial_on, tune};
 
 /// Which captured port a connection came in by.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +74,7 @@ pub struct PodWorld {
     listeners: RefCell<Vec<(Port, Rc<TcpListener>)>>,
     inbound_tunnels: RefCell<Vec<Rc<Tunnel>>>,
     draining: Cell<bool>,
+    spares: Spares,
 }
 
 impl PodWorld {
@@ -95,6 +97,7 @@ impl PodWorld {
             listeners: RefCell::new(listeners.clone()),
             inbound_tunnels: RefCell::default(),
             draining: Cell::new(false),
+            spares: Spares::default(),
         });
         for (port, listener) in listeners {
             let world = world.clone();
@@ -154,7 +157,8 @@ impl PodWorld {
         let settings = &self.shard.settings;
         let mark = settings.mark.filter(|_| self.pod.kind == PodKind::Workload);
         let plan = Dial { to, from, mark, keepalive: settings.keepalive };
-        let dialled = within(self.pod.netns.as_ref(), || dial(&plan))?.map_err(|error| repeat(error.io()))?;
+        let blank = self.spares.take(self.pod.netns.as_ref(), to)?;
+        let dialled = dial_on(blank, &plan).map_err(|error| repeat(error.io()))?;
         if let Some(warning) = &dialled.warning {
             tracing::warn!(target: "ztunnel::proxy", "{warning}");
         }
@@ -196,6 +200,7 @@ impl PodWorld {
             tunnel.tick(now, Some(self.shard.settings.pool_idle));
         }
         self.pool.tick();
+        self.spares.tick();
     }
 
     /// Stops accepting; what waits in the listeners' queues is served first.
@@ -221,9 +226,7 @@ impl PodWorld {
         self.doors.close();
         self.listeners.take();
         self.gate.close();
-        for tunnel in self.pool.tunnels() {
-            tunnel.abort();
-        }
+        self.pool.close();
         self.gate.emptied().await;
     }
 }

@@ -29,6 +29,7 @@ pub struct Key {
 pub struct Pool {
     keys: RefCell<HashMap<Key, Rc<Slot>, foldhash::fast::RandomState>>,
     streams_each: usize,
+    closed: Cell<bool>,
     stats: Rc<Stats>,
 }
 
@@ -62,7 +63,12 @@ pub struct Reservation {
 
 impl Pool {
     pub fn new(streams_each: u16, stats: Rc<Stats>) -> Self {
-        Self { keys: RefCell::default(), streams_each: usize::from(streams_each).max(1), stats }
+        Self {
+            keys: RefCell::default(),
+            streams_each: usize::from(streams_each).max(1),
+            closed: Cell::new(false),
+            stats,
+        }
     }
 
     /// A place on a tunnel of this key: on one that is up, or on one that `dial` brings up.
@@ -70,6 +76,9 @@ impl Pool {
     where
         D: Future<Output = Result<Rc<Tunnel>, Failure>> + 'static,
     {
+        if self.closed.get() {
+            return Err(Failure::PoolDraining);
+        }
         let slot = self.slot(key);
         if let Some(reservation) = slot.reserve(self.streams_each) {
             bump(&self.stats.engine.pool_hits);
@@ -109,6 +118,7 @@ impl Pool {
             let outcome = Box::pin(dial).await;
             drop(underway);
             match outcome {
+                Ok(tunnel) if pool.closed.get() => tunnel.abort(),
                 Ok(tunnel) => slot.welcome(tunnel, pool.streams_each),
                 Err(failure) => slot.fail_all(&failure),
             }
@@ -128,6 +138,17 @@ impl Pool {
     /// Looks after all of it; called about once a second.
     pub fn tick(&self) {
         self.keys.borrow_mut().retain(|_, slot| !slot.is_unused());
+    }
+
+    /// Ends every tunnel, also those still being dialled, and everybody's wait for one.
+    pub fn close(&self) {
+        self.closed.set(true);
+        for tunnel in self.tunnels() {
+            tunnel.abort();
+        }
+        for slot in self.keys.borrow().values() {
+            slot.fail_waiters(&Failure::PoolDraining);
+        }
     }
 
     /// Tunnels that are up.
@@ -186,6 +207,10 @@ impl Slot {
             // Another dial is under way, and what it brings may serve everybody who waits.
             return;
         }
+        self.fail_waiters(failure);
+    }
+
+    fn fail_waiters(&self, failure: &Failure) {
         for waiter in self.waiters.take() {
             *waiter.outcome.borrow_mut() = Some(Err(failure.clone()));
             waiter.signal.raise();

@@ -2,13 +2,14 @@
 //! tunnel's own task; this one reads the application, hands over what waited, and carries both ends' endings:
 //! FIN as END_STREAM, RST as RST_STREAM, and the same the other way round.
 
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::pin::pin;
 use std::rc::Rc;
 
 use crate::base::limits::RECORDS_A_TURN;
 use crate::shard::buffers::{Buffers, HEADROOM_BYTES, SLOT_PAYLOAD_BYTES, payload_places};
 use crate::shard::closer::{CloseReason, Closer};
+use crate::shard::half_close::HalfClose;
 use crate::shard::meter::{Meter, Way};
 use crate::shard::ready::{Woke, wait};
 use crate::shard::socket::Socket;
@@ -58,7 +59,7 @@ enum Pumped {
 
 impl StreamRelay {
     /// Relays until both sides have ended or something ended both. Dropped before that, it resets both.
-    pub async fn run(mut self) -> Ending {
+    pub async fn run(mut self: Box<Self>) -> Ending {
         let down = match self.way {
             Way::ToServer => Way::ToClient,
             Way::ToClient => Way::ToServer,
@@ -74,8 +75,9 @@ impl StreamRelay {
         let mut writable = pin!(None);
         let mut pumped = Pumped::WaitApp;
         let mut slots = 1;
+        let mut half_close = HalfClose::default();
         loop {
-            if let Some(ending) = self.over(pumped) {
+            if let Some(ending) = self.over(pumped, &mut half_close) {
                 return ending;
             }
             if pumped == Pumped::WaitApp && readable.is_none() {
@@ -84,7 +86,8 @@ impl StreamRelay {
             if !self.stream.has_waiting() {
                 writable.set(None);
             } else if writable.is_none() {
-                writable.set(Some(self.app.writable()));
+                // Rare, so it is boxed: every idle connection would hold its room.
+                writable.set(Some(Box::pin(self.app.writable())));
             }
             match wait(&self.stream.signal, readable.as_mut(), writable.as_mut()).await {
                 Woke::Signal => {
@@ -105,7 +108,7 @@ impl StreamRelay {
     }
 
     /// Whether the connection is over after what is known now.
-    fn over(&self, pumped: Pumped) -> Option<Ending> {
+    fn over(&self, pumped: Pumped, half_close: &mut HalfClose) -> Option<Ending> {
         if let Some(reason) = self.closer.reason() {
             return Some(Ending::Closed(reason));
         }
@@ -118,7 +121,25 @@ impl StreamRelay {
             Some(Code::NO_ERROR) | None => {}
             Some(_) => return Some(Ending::Reset),
         }
-        (pumped == Pumped::Finished && self.stream.drained()).then_some(Ending::Finished)
+        match (pumped == Pumped::Finished, self.stream.drained()) {
+            (true, true) => Some(Ending::Finished),
+            (false, false) => None,
+            (true, false) | (false, true) => {
+                self.closer.mark_half_closed();
+                half_close.look(&[&self.app], &self.meter)
+            }
+        }
+    }
+
+    fn read(&self, scratch: &mut [u8], wanted: usize) -> io::Result<usize> {
+        if wanted <= SLOT_PAYLOAD_BYTES {
+            return self
+                .app
+                .receive(scratch.get_mut(HEADROOM_BYTES..HEADROOM_BYTES + wanted).unwrap_or_default());
+        }
+        let mut places = payload_places(scratch, wanted);
+        let used = wanted.div_ceil(SLOT_PAYLOAD_BYTES).min(RECORDS_A_TURN);
+        self.app.receive_vectored(places.get_mut(..used).unwrap_or_default())
     }
 
     /// Reads the application and sends what it gave, until one of them has enough.
@@ -131,7 +152,7 @@ impl StreamRelay {
             }
             let wanted = room.min(*slots * SLOT_PAYLOAD_BYTES);
             let mut scratch = self.buffers.bulk.borrow_mut();
-            let got = match self.app.receive_vectored(&mut payload_places(&mut scratch, wanted)) {
+            let got = match self.read(&mut scratch, wanted) {
                 Ok(0) => {
                     self.tunnel.finish(&self.stream);
                     return Pumped::Finished;

@@ -28,7 +28,7 @@ use crate::shard::stats::Stats;
 use crate::shard::table::Table;
 use crate::tls::config::Credential;
 
-/// Lines are handed to the writer in chunks of about this size, or when a second has passed.
+/// Lines are handed to the writer in chunks of about this size, or after `limits::LINES_WAIT_MS`.
 const LINES_BYTES: usize = 16 * 1024;
 
 /// Where accepted connections go. `path` fills this in, since a shard must not know it.
@@ -107,6 +107,7 @@ impl Shard {
             for pod in pods {
                 pod.tick(now);
             }
+            self.table.tick();
             self.hand_over_lines();
             let millis = u64::try_from(now.duration_since(started).as_millis()).unwrap_or(u64::MAX);
             heartbeat.store(millis, Ordering::Relaxed);
@@ -166,9 +167,8 @@ impl Shard {
                 asked = true;
                 self.report(Report::Want(identity.clone())).await;
             }
-            let spent = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-            let left = limits::CERTIFICATE_DEADLINE_MS.saturating_sub(spent);
-            if within(left, changed.wait()).await.is_none() {
+            let left = self.settings.certificate_deadline.saturating_sub(started.elapsed());
+            if monoio::time::timeout(left, changed.wait()).await.is_err() {
                 return Err(Failure::Identity(format!(
                     "timed out waiting for the certificate of {identity}"
                 )));
@@ -188,15 +188,21 @@ impl Shard {
     }
 
     /// Appends log lines; they leave in chunks, so that a busy shard doesn't wake the writer for each.
-    pub fn write_line(&self, write: impl FnOnce(&mut Vec<u8>)) {
-        let full = {
+    pub fn write_line(self: &Rc<Self>, write: impl FnOnce(&mut Vec<u8>)) {
+        let (first, full) = {
             let mut unwritten = self.unwritten.borrow_mut();
             write(&mut unwritten.0);
             unwritten.1 += 1;
-            unwritten.0.len() >= LINES_BYTES || unwritten.1 == 1
+            (unwritten.1 == 1, unwritten.0.len() >= LINES_BYTES)
         };
         if full {
             self.hand_over_lines();
+        } else if first {
+            let shard = self.clone();
+            monoio::spawn(async move {
+                monoio::time::sleep(Duration::from_millis(limits::LINES_WAIT_MS)).await;
+                shard.hand_over_lines();
+            });
         }
     }
 

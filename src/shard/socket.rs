@@ -52,10 +52,14 @@ impl Socket {
         let _ = sys::io::shutdown(self.fd(), Shutdown::Write);
     }
 
-    /// Makes the close a reset.
+    /// Whether the kernel has given the connection up: it was reset, or its keepalive ran out.
+    pub fn is_gone(&self) -> bool {
+        sys::io::state(self.fd()).is_ok_and(|state| state == sys::io::State::Closed)
+    }
+
+    /// Sends RST now, whoever else still holds the socket. Where it is over already, nothing happens.
     pub fn abort(&self) {
-        let _ = sys::io::set_linger_reset(self.fd());
-        let _ = sys::io::shutdown(self.fd(), Shutdown::Both);
+        let _ = sys::io::reset(self.fd());
     }
 
     /// Our own address, in canonical form.

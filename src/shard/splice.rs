@@ -8,6 +8,7 @@ use std::task::Poll;
 
 use crate::shard::buffers::Buffers;
 use crate::shard::closer::Closer;
+use crate::shard::half_close::HalfClose;
 use crate::shard::meter::{Meter, Way};
 use crate::shard::relay::Ending;
 use crate::shard::socket::Socket;
@@ -46,7 +47,7 @@ enum Flow {
 
 impl Splice {
     /// Relays until both sides have ended or something ended both. Dropped before that, it resets both.
-    pub async fn run(mut self) -> Ending {
+    pub async fn run(mut self: Box<Self>) -> Ending {
         let ending = self.carry().await;
         self.clean = ending == Ending::Finished;
         ending
@@ -56,6 +57,7 @@ impl Splice {
         let signal = self.closer.signal();
         let mut up = Direction::new(Way::ToServer);
         let mut down = Direction::new(Way::ToClient);
+        let mut half_close = HalfClose::default();
         let mut client_readable = pin!(None);
         let mut client_writable = pin!(None);
         let mut server_readable = pin!(None);
@@ -67,12 +69,18 @@ impl Splice {
             match (up.state, down.state) {
                 (Flow::Failed, _) | (_, Flow::Failed) => return Ending::Reset,
                 (Flow::Ended, Flow::Ended) => return Ending::Finished,
-                _ => {}
+                (Flow::Open, Flow::Open) => {}
+                (Flow::Ended, Flow::Open) | (Flow::Open, Flow::Ended) => {
+                    self.closer.mark_half_closed();
+                    if let Some(ending) = half_close.look(&[&self.client, &self.server], &self.meter) {
+                        return ending;
+                    }
+                }
             }
             arm(client_readable.as_mut(), up.wants_read(), || self.client.readable());
-            arm(server_writable.as_mut(), up.wants_write(), || self.server.writable());
+            arm(server_writable.as_mut(), up.wants_write(), || Box::pin(self.server.writable()));
             arm(server_readable.as_mut(), down.wants_read(), || self.server.readable());
-            arm(client_writable.as_mut(), down.wants_write(), || self.client.writable());
+            arm(client_writable.as_mut(), down.wants_write(), || Box::pin(self.client.writable()));
             let (to_server, to_client) = poll_fn(|context| {
                 let mut woken = signal.poll(context).is_ready();
                 let to_server = poll_slot(client_readable.as_mut(), context)

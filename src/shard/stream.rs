@@ -149,8 +149,7 @@ impl Stream {
     }
 
     /// Payload from the peer: returns how much the application took at once.
-    pub(super) fn on_payload(&self, parts: &[IoSlice<'_>]) -> usize {
-        let total: usize = parts.iter().map(|part| part.len()).sum();
+    pub(super) fn on_payload(&self, parts: &[IoSlice<'_>], total: usize) -> usize {
         if self.sink_failed.get().is_some() || self.reset.get().is_some() {
             return total;
         }

@@ -25,7 +25,7 @@ pub struct Entry {
     pub protocol: LiveProtocol,
     pub closer: Closer,
     /// Whom policies decide about; none for outbound connections.
-    pub subject: Option<Subject>,
+    pub subject: Option<Box<Subject>>,
 }
 
 /// Where the connection was meant to go.
@@ -99,6 +99,13 @@ impl Table {
             }
         }
         closed
+    }
+
+    /// Lets half-closed connections see whether they are over; called about once a second.
+    pub fn tick(&self) {
+        for (_, entry) in self.0.borrow().iter() {
+            entry.closer.nudge_half_closed();
+        }
     }
 
     /// Everything, for one dump.

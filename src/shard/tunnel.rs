@@ -22,6 +22,8 @@ use crate::tls::handshake::{Established, PeerCertificates};
 use crate::tls::record::{ContentType, HEADER_BYTES, TRAILER_BYTES};
 use crate::wire::h2::{self, CannotOpen, Code, ConnectHead, Event, RequestHead, StreamId};
 
+/// Parts of one write to an application: a full read holds this many records.
+const BATCH_PARTS: usize = 17;
 /// Bytes read in a row before other tasks of the shard get their turn.
 const TURN_BYTES: usize = 1 << 20;
 
@@ -281,14 +283,14 @@ impl Tunnel {
 
     /// Reads and dispatches until the socket has no more, or the turn's budget is used up.
     fn receive(self: &Rc<Self>, on_request: &dyn Fn(Rc<Stream>, Box<RequestHead>), leftovers_only: bool) {
-        let mut events = Vec::new();
+        let mut events = self.buffers.events.take();
         let mut left = TURN_BYTES;
         while left > 0 {
             let mut scratch = self.buffers.bulk.borrow_mut();
             let outcome = {
                 let mut state = self.state.borrow_mut();
                 if state.end.is_some() {
-                    return;
+                    break;
                 }
                 state.read(&self.socket, &mut scratch, leftovers_only, &mut events)
             };
@@ -309,6 +311,7 @@ impl Tunnel {
                 }
             }
         }
+        self.buffers.events.replace(events);
     }
 
     fn dispatch(
@@ -317,7 +320,7 @@ impl Tunnel {
         scratch: &[u8],
         on_request: &dyn Fn(Rc<Stream>, Box<RequestHead>),
     ) {
-        let mut batch = Batch::default();
+        let mut batch = Batch::empty();
         for event in events.drain(..) {
             if let Event::Data { stream, payload } = event {
                 let part = scratch.get(payload).unwrap_or_default();
@@ -384,8 +387,9 @@ impl Tunnel {
     /// Hands a batch to its stream. What the application takes is credited; so is what nobody wants any more.
     fn deliver(&self, batch: &mut Batch<'_>) {
         let Some(id) = batch.stream.take() else { return };
-        let taken = self.stream(id).map_or(batch.bytes, |stream| stream.on_payload(&batch.parts));
-        *batch = Batch::default();
+        let parts = batch.parts.get(..batch.used).unwrap_or_default();
+        let taken = self.stream(id).map_or(batch.bytes, |stream| stream.on_payload(parts, batch.bytes));
+        (batch.used, batch.bytes) = (0, 0);
         if taken > 0 {
             self.state.borrow_mut().http2.consumed(id, taken);
         }
@@ -412,24 +416,28 @@ impl Tunnel {
 }
 
 /// Consecutive payload of one stream, delivered with one write.
-#[derive(Default)]
 struct Batch<'a> {
     stream: Option<StreamId>,
-    parts: Vec<IoSlice<'a>>,
+    parts: [IoSlice<'a>; BATCH_PARTS],
+    used: usize,
     bytes: usize,
 }
 
 impl<'a> Batch<'a> {
-    /// One write takes this many parts.
-    const PARTS: usize = 64;
+    fn empty() -> Self {
+        Self { stream: None, parts: [IoSlice::new(&[]); BATCH_PARTS], used: 0, bytes: 0 }
+    }
 
     fn is_full_for(&self, stream: StreamId) -> bool {
-        self.stream.is_some_and(|mine| mine != stream) || self.parts.len() >= Self::PARTS
+        self.stream.is_some_and(|mine| mine != stream) || self.used >= BATCH_PARTS
     }
 
     fn add(&mut self, stream: StreamId, part: &'a [u8]) {
-        self.stream = Some(stream);
-        self.bytes += part.len();
-        self.parts.push(IoSlice::new(part));
+        if let Some(place) = self.parts.get_mut(self.used) {
+            *place = IoSlice::new(part);
+            self.used += 1;
+            self.bytes += part.len();
+            self.stream = Some(stream);
+        }
     }
 }

@@ -248,7 +248,11 @@ fn limit_sends(fd: &OwnedFd) -> io::Result<()> {
 }
 
 /// Waits for `fd`, or for `bell`; `fd` wins.
-pub fn wait(fd: BorrowedFd<'_>, bell: Option<BorrowedFd<'_>>, timeout: Option<Duration>) -> io::Result<Wakeup> {
+pub fn wait(
+    fd: BorrowedFd<'_>,
+    bell: Option<BorrowedFd<'_>>,
+    timeout: Option<Duration>,
+) -> io::Result<Wakeup> {
     let end = timeout.map(|timeout| Instant::now() + timeout);
     loop {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));

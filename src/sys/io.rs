@@ -5,7 +5,6 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::zeroed;
 use std::net::Shutdown;
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::time::Duration;
 
 use libc::{c_int, c_void};
 use socket2::SockRef;
@@ -61,9 +60,17 @@ pub fn shutdown(fd: BorrowedFd<'_>, how: Shutdown) -> io::Result<()> {
     }
 }
 
-/// Makes the close send RST instead of FIN: the peer must see that the stream did not end well.
-pub fn set_linger_reset(fd: BorrowedFd<'_>) -> io::Result<()> {
-    SockRef::from(&fd).set_linger(Some(Duration::ZERO))
+/// Sends RST at once, without closing the descriptor: the peer must see that the stream did not end well.
+/// Connecting a TCP socket to no address ends it so (connect(2), AF_UNSPEC).
+pub fn reset(fd: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: all-zero bytes are a valid sockaddr, of family AF_UNSPEC (0).
+    let nowhere: libc::sockaddr = unsafe { zeroed() };
+    let length = size_of::<libc::sockaddr>() as libc::socklen_t;
+    // SAFETY: `fd` is open while it is borrowed, and `nowhere` holds `length` readable bytes.
+    match unsafe { libc::connect(fd.as_raw_fd(), &raw const nowhere, length) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Bytes received and not yet read (SIOCINQ).
@@ -203,8 +210,7 @@ mod tests {
     #[test]
     fn a_reset_is_sent_and_told_from_an_end_and_writing_raises_no_signal() {
         let (a, b) = tcp_pair();
-        set_linger_reset(a.as_fd()).unwrap();
-        drop(a);
+        reset(a.as_fd()).unwrap();
         wait_readable(b.as_fd());
         assert_eq!(state(b.as_fd()).unwrap(), State::Closed);
         assert!(was_reset(b.as_fd()).unwrap());
@@ -215,8 +221,8 @@ mod tests {
     #[test]
     fn a_reset_with_bytes_before_it_is_an_error_on_read() {
         let (a, b) = tcp_pair();
-        set_linger_reset(a.as_fd()).unwrap();
-        drop(a);
+        assert_eq!(send(a.as_fd(), b"first").unwrap(), 5);
+        reset(a.as_fd()).unwrap();
         wait_readable(b.as_fd());
         assert_eq!(recv(b.as_fd(), &mut [0; 8]).unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
     }

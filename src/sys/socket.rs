@@ -74,13 +74,26 @@ impl DialError {
 }
 
 /// Makes a socket in the calling thread's namespace and issues the connect.
+pub fn dial(dial: &Dial) -> Result<Dialled, DialError> {
+    let blank = blank(dial.to).map_err(|error| DialError::Socket { to: dial.to, error })?;
+    dial_on(blank, dial)
+}
+
+/// A socket that could be dialled to `to`. It belongs to the calling thread's namespace for life, so that `dial_on`
+/// may be called from anywhere.
+pub fn blank(to: SocketAddr) -> io::Result<OwnedFd> {
+    let kind = Type::STREAM.nonblocking().cloexec();
+    Socket::new(Domain::for_address(to), kind, Some(Protocol::TCP)).map(Into::into)
+}
+
+/// Issues the connect on a blank socket.
 ///
 /// A source equal to the destination's address is not kept: the kernel would see a connection of the pod to
 /// itself.
-pub fn dial(dial: &Dial) -> Result<Dialled, DialError> {
+pub fn dial_on(blank: OwnedFd, dial: &Dial) -> Result<Dialled, DialError> {
     let to = dial.to;
     let wanted = dial.from.map(|from| from.to_canonical()).filter(|from| *from != to.ip().to_canonical());
-    let socket = stream_for(to).map_err(|error| DialError::Socket { to, error })?;
+    let socket = Socket::from(blank);
     if let Some(mark) = dial.mark {
         socket.set_mark(mark).map_err(|error| DialError::Mark { to, mark, error })?;
     }
@@ -146,11 +159,6 @@ pub fn dial_udp(to: SocketAddr, mark: Option<u32>) -> Result<OwnedFd, DialError>
 /// Start-up check of the right to mark packets: SO_MARK on a socket that is thrown away.
 pub fn probe_mark(mark: u32) -> io::Result<()> {
     Socket::new(Domain::IPV4, Type::STREAM.cloexec(), Some(Protocol::TCP))?.set_mark(mark)
-}
-
-fn stream_for(to: SocketAddr) -> io::Result<Socket> {
-    let kind = Type::STREAM.nonblocking().cloexec();
-    Socket::new(Domain::for_address(to), kind, Some(Protocol::TCP))
 }
 
 fn keep_source(socket: &Socket, from: IpAddr, to: SocketAddr) -> Result<(), SpoofWarning> {

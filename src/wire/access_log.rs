@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, SystemTime};
 
 use crate::base::level::Level;
-use crate::wire::log_text::{Json, Quoted, Raw, write_number, write_time};
+use crate::wire::log_text::{Json, Quoted, write_address, write_number, write_time};
 
 /// What happened to a connection; with `error` it decides the level, the message and which fields a line has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,7 +157,7 @@ fn text(name: &'static str, value: Option<&str>, fields: &mut impl Fields) {
     }
 }
 
-/// One of the two formats. Formatting into a `Vec` fails only where a `Display` itself does: the text is then cut.
+/// One of the two formats. Formatting into a `Vec` fails only where a `Display` does: the text is then cut.
 trait Fields {
     fn address(&mut self, name: &'static str, value: SocketAddr);
     fn bare(&mut self, name: &'static str, value: &str);
@@ -184,7 +184,7 @@ impl Plain<'_> {
 impl Fields for Plain<'_> {
     fn address(&mut self, name: &'static str, value: SocketAddr) {
         self.name(name);
-        let _ = write!(Raw(self.out), "{value}");
+        write_address(value, self.out);
     }
 
     /// Unquoted as in the reference, unless that could be read as more than one value.
@@ -230,7 +230,9 @@ impl JsonFields<'_> {
 impl Fields for JsonFields<'_> {
     fn address(&mut self, name: &'static str, value: SocketAddr) {
         self.name(name);
-        let _ = write!(Raw(self.0), "\"{value}\"");
+        self.0.push(b'"');
+        write_address(value, self.0);
+        self.0.push(b'"');
     }
 
     fn bare(&mut self, name: &'static str, value: &str) {
@@ -256,3 +258,6 @@ impl Fields for JsonFields<'_> {
         self.0.extend_from_slice(b"ms\"");
     }
 }
+
+#[cfg(test)]
+mod tests;

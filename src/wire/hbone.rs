@@ -31,7 +31,8 @@ impl Baggage {
             canonical_service: text(&self.service_name),
             canonical_revision: text(&self.revision),
             namespace: text(&self.namespace),
-            app: text(&self.service_name),
+            // Known by its baggage, the app is the workload (reference 15.2); known by the mesh, the canonical name.
+            app: text(&self.workload_name),
             cluster: text(&self.cluster),
             region: text(&self.region),
             zone: text(&self.zone),
@@ -208,10 +209,11 @@ mod tests {
     #[test]
     fn every_kind_of_workload_reads_back_what_it_wrote() {
         for kind in ["pod", "job", "cronjob", "deployment"] {
-            let workload = Workload { workload_type: kind.into(), ..server() };
+            let workload =
+                Workload { workload_type: kind.into(), workload_name: "deployed".into(), ..server() };
             let read = parse_baggage(&[baggage_of(&workload).as_bytes()]);
             assert_eq!(read.workload_type, Some(kind));
-            assert_eq!(read.party(), Party::of(&workload));
+            assert_eq!(read.party(), Party { app: "deployed".into(), ..Party::of(&workload) });
         }
     }
 

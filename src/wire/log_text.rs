@@ -1,12 +1,13 @@
-//! What all log lines are made of: the time stamp, and text escaped so that no value can end its field or its line.
+//! What all log lines are made of: the time stamp, and text escaped so that no value ends its field or line.
 //! Writes into a buffer that the caller owns; allocates nothing else.
 
-use std::fmt;
+use std::fmt::{self, Write};
+use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const DAY_S: u64 = 86_400;
 
-/// Appends `now` as RFC 3339 UTC with microseconds: `2026-11-30T06:08:34.331556Z`. Times before 1970 become 1970.
+/// Appends `now` as RFC 3339 UTC with microseconds: `2026-11-30T06:08:34.331556Z`. Earlier than 1970 is 1970.
 pub fn write_time(now: SystemTime, out: &mut Vec<u8>) {
     let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
     let (year, month, day) = civil(since.as_secs() / DAY_S);
@@ -27,7 +28,7 @@ pub fn write_time(now: SystemTime, out: &mut Vec<u8>) {
     out.push(b'Z');
 }
 
-/// Year, month and day of a day counted from 1970-01-01. The year is counted from March, so that the leap day ends it.
+/// Year, month and day of a day counted from 1970-01-01. Years count from March: the leap day ends them.
 fn civil(days: u64) -> (u64, u64, u64) {
     const DAYS_BEFORE_1970: u64 = 719_468;
     const DAYS_OF_400_YEARS: u64 = 146_097;
@@ -44,34 +45,49 @@ fn civil(days: u64) -> (u64, u64, u64) {
 
 /// `value` in exactly `width` digits.
 fn digits(value: u64, width: u32, out: &mut Vec<u8>) {
-    for place in (0..width).rev() {
-        let digit = value / 10_u64.pow(place) % 10;
-        out.push(b'0' + u8::try_from(digit).unwrap_or_default());
+    let mut place = 10_u64.pow(width - 1);
+    while place > 0 {
+        // One digit: the remainder fits.
+        out.push(b'0' + (value / place % 10).to_le_bytes()[0]);
+        place /= 10;
     }
 }
 
 /// Appends a decimal number.
 pub fn write_number(value: u64, out: &mut Vec<u8>) {
-    let width = value.checked_ilog10().map_or(1, |log| log + 1);
-    digits(value, width, out);
+    digits(value, value.checked_ilog10().map_or(1, |log| log + 1), out);
+}
+
+/// Appends `10.0.0.1:80` or `[fd00::1]:80`. By hand for IPv4: the library pads by way of a buffer of its own.
+pub fn write_address(address: SocketAddr, out: &mut Vec<u8>) {
+    let SocketAddr::V4(four) = address else {
+        let _ = write!(Raw(out), "{address}");
+        return;
+    };
+    let mut separators = b"...:".iter();
+    for octet in four.ip().octets() {
+        write_number(octet.into(), out);
+        out.extend(separators.next());
+    }
+    write_number(four.port().into(), out);
 }
 
 /// Formats into `out` with nothing escaped: only for values that can't hold hostile text.
 pub struct Raw<'a>(pub &'a mut Vec<u8>);
 
-impl fmt::Write for Raw<'_> {
+impl Write for Raw<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         self.0.extend_from_slice(text.as_bytes());
         Ok(())
     }
 }
 
-/// Formats into `out`, escaped as the inside of a Rust string literal (what `{:?}` of a string prints between quotes).
+/// Formats into `out`, escaped as `{:?}` of a string escapes what it prints between the quotes.
 pub struct Quoted<'a>(pub &'a mut Vec<u8>);
 
-impl fmt::Write for Quoted<'_> {
+impl Write for Quoted<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        escape(text, self.0, |c| c == '"' || c == '\\' || c.is_ascii_control(), literal);
+        escape(text, self.0, |byte| matches!(byte, b'"' | b'\\') || byte.is_ascii_control(), literal);
         Ok(())
     }
 }
@@ -79,11 +95,16 @@ impl fmt::Write for Quoted<'_> {
 /// Formats into `out` without quotes; only what could forge or hide text (control characters) is escaped.
 pub struct Bare<'a>(pub &'a mut Vec<u8>);
 
-impl fmt::Write for Bare<'_> {
+impl Write for Bare<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        escape(text, self.0, |c| c.is_ascii_control(), |c, out| {
-            if c.is_control() || is_line_break(c) { literal(c, out) } else { keep(c, out) }
-        });
+        escape(
+            text,
+            self.0,
+            |byte| byte.is_ascii_control(),
+            |c, out| {
+                if c.is_control() || is_line_break(c) { literal(c, out) } else { keep(c, out) }
+            },
+        );
         Ok(())
     }
 }
@@ -91,18 +112,23 @@ impl fmt::Write for Bare<'_> {
 /// Formats into `out`, escaped as the inside of a JSON string (RFC 8259 section 7).
 pub struct Json<'a>(pub &'a mut Vec<u8>);
 
-impl fmt::Write for Json<'_> {
+impl Write for Json<'_> {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        escape(text, self.0, |c| c == '"' || c == '\\' || c < ' ', json);
+        escape(text, self.0, |byte| matches!(byte, b'"' | b'\\') || byte < b' ', json);
         Ok(())
     }
 }
 
 /// Copies runs of harmless ASCII; hands ASCII that is `special` and all other characters to `each`.
-fn escape(text: &str, out: &mut Vec<u8>, special: fn(char) -> bool, each: fn(char, &mut Vec<u8>)) {
+#[inline]
+fn escape(text: &str, out: &mut Vec<u8>, special: impl Fn(u8) -> bool, each: impl Fn(char, &mut Vec<u8>)) {
     let mut rest = text;
-    while let Some(at) = rest.find(|c: char| !c.is_ascii() || special(c)) {
-        let (harmless, from) = rest.split_at(at);
+    // A byte that stops the run starts a character, so that the split can't miss.
+    while let Some((harmless, from)) = rest
+        .bytes()
+        .position(|byte| !byte.is_ascii() || special(byte))
+        .and_then(|stop| rest.split_at_checked(stop))
+    {
         out.extend_from_slice(harmless.as_bytes());
         let mut characters = from.chars();
         if let Some(c) = characters.next() {
@@ -152,7 +178,6 @@ fn json(c: char, out: &mut Vec<u8>) {
 
 #[cfg(test)]
 mod tests {
-    use std::fmt::Write;
     use std::time::Duration;
 
     use proptest::prelude::*;
@@ -180,6 +205,11 @@ mod tests {
         #[test]
         fn numbers_print_as_numbers(value: u64) {
             prop_assert_eq!(with(|out| write_number(value, out)), value.to_string());
+        }
+
+        #[test]
+        fn addresses_print_as_addresses(address: SocketAddr) {
+            prop_assert_eq!(with(|out| write_address(address, out)), address.to_string());
         }
 
         #[test]

@@ -44,7 +44,9 @@ pub enum ZdsError {
     TooLong(usize),
     #[error("not a workload request: {0}")]
     Protobuf(#[from] prost::DecodeError),
-    #[error("a workload request without a payload that this version knows (first field on the wire: {first_field})")]
+    #[error(
+        "a workload request without a payload that this version knows (first field on the wire: {first_field})"
+    )]
     UnknownPayload { first_field: u32 },
     #[error("{kind} without a uid")]
     NoUid { kind: &'static str },
@@ -131,7 +133,9 @@ pub fn ack(error: Option<&str>) -> Vec<u8> {
 /// What an answer says: `None` is success.
 pub fn decode_ack(datagram: &[u8]) -> Result<Option<String>, ZdsError> {
     match pb::WorkloadResponse::decode(datagram)?.payload {
-        Some(pb::workload_response::Payload::Ack(ack)) => Ok(Some(ack.error).filter(|error| !error.is_empty())),
+        Some(pb::workload_response::Payload::Ack(ack)) => {
+            Ok(Some(ack.error).filter(|error| !error.is_empty()))
+        }
         None => Err(ZdsError::NotAnAnswer("no ack in it")),
     }
 }
@@ -208,7 +212,9 @@ mod tests {
         assert!(says(&[], 0).contains("without a payload"));
         assert!(says(&[0xff; 9], 0).contains("not a workload request"));
         assert!(says(&[0; 1_025], 0).contains("1025 bytes"));
-        assert!(says(&Message::Add { uid: String::new(), info: None }.encode(), 1).contains("add without a uid"));
+        assert!(
+            says(&Message::Add { uid: String::new(), info: None }.encode(), 1).contains("add without a uid")
+        );
         let add = Message::Add { uid: "u".into(), info: None }.encode();
         assert!(says(&add, 0).contains("1 descriptor(s), but 0 came"));
         assert!(says(&Message::SnapshotSent.encode(), 1).contains("0 descriptor(s), but 1 came"));

@@ -1,4 +1,4 @@
-//! Turns events of `tracing` into lines of the reference's two formats (ztunnel-behaviour 16.2) and queues them.
+//! Turns events of `tracing` into lines of the two formats of ztunnel-behaviour 16.2, and queues them.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +53,8 @@ impl LineLayer {
     {
         let mut out = Vec::with_capacity(256);
         let target = event.metadata().target();
-        let mut fields = Fields { format: self.format, message: None, text: Vec::new(), free: target == FREE };
+        let mut fields =
+            Fields { format: self.format, message: None, text: Vec::new(), free: target == FREE };
         event.record(&mut fields);
         match self.format {
             Format::Plain => {
@@ -75,7 +76,8 @@ impl LineLayer {
                 out.extend_from_slice(&fields.text);
             }
             Format::Json => {
-                let _ = write!(Raw(&mut out), "{{\"level\":\"{}\",\"time\":\"", word(*event.metadata().level()));
+                let _ =
+                    write!(Raw(&mut out), "{{\"level\":\"{}\",\"time\":\"", word(*event.metadata().level()));
                 write_time(now, &mut out);
                 let _ = write!(Raw(&mut out), "\",\"scope\":\"{target}\"");
                 if let Some(message) = &fields.message {
@@ -102,7 +104,7 @@ impl LineLayer {
     }
 }
 
-/// Messages with this target are the program's own words and may have several lines (the printed configuration).
+/// Messages with this target are the program's own words and may have several lines (the configuration).
 const FREE: &str = "ztunnel";
 
 /// A span's fields, formatted once.

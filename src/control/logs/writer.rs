@@ -1,4 +1,4 @@
-//! The thread that owns standard output. Takes whole lines from the queue and writes up to 64 entries with one call.
+//! The thread that owns standard output. Takes whole lines from the queue, writes up to 64 entries with one call.
 
 use std::io::{self, ErrorKind, IoSlice, Write};
 use std::thread;

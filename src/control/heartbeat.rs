@@ -1,0 +1,88 @@
+//! Signs of life of the shards, for readiness.
+
+use std::time::{Duration, Instant};
+
+use crossbeam::channel::Receiver;
+
+use crate::base::limits::HEARTBEAT_MS;
+use crate::bridge::mailbox::Mailbox;
+use crate::bridge::order::Order;
+use crate::bridge::report::ShardStats;
+use crate::control::ready::Readiness;
+
+/// Whether every shard is alive: each answers a question now and then, or the process is unready.
+pub struct Heartbeat {
+    shards: Vec<Mailbox<Order>>,
+    asked: Vec<Option<(Instant, Receiver<ShardStats>)>>,
+    last: Option<Instant>,
+}
+
+impl Heartbeat {
+    pub fn new(shards: Vec<Mailbox<Order>>) -> Self {
+        let asked = shards.iter().map(|_| None).collect();
+        Self { shards, asked, last: None }
+    }
+
+    /// Asks, listens and tells; call it a few times a second.
+    pub fn beat(&mut self, now: Instant, readiness: &Readiness) {
+        let pause = Duration::from_millis(HEARTBEAT_MS);
+        let ask = self.last.is_none_or(|last| now.duration_since(last) >= pause);
+        if ask {
+            self.last = Some(now);
+        }
+        for (shard, (mailbox, asked)) in self.shards.iter().zip(&mut self.asked).enumerate() {
+            match asked {
+                Some((_, answer)) if answer.try_recv().is_ok() => {
+                    *asked = None;
+                    readiness.complete(&format!("shard {shard}"));
+                }
+                Some((at, _)) if now.duration_since(*at) >= pause => {
+                    let silent = now.duration_since(*at).as_secs();
+                    readiness
+                        .lose(format!("shard {shard}"), format!("no sign of life for {silent} s").into());
+                }
+                Some(_) => {}
+                None if ask => {
+                    let (sender, answer) = crossbeam::channel::bounded(1);
+                    // A full mailbox is a shard that doesn't read: the missing answer tells.
+                    let _ = mailbox.post(Order::Scrape(sender));
+                    *asked = Some((now, answer));
+                }
+                None => {}
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bridge::mailbox::mailbox;
+
+    #[test]
+    fn a_shard_that_falls_silent_makes_the_process_unready_until_it_speaks() {
+        let (mailbox, letters) = mailbox(8).unwrap();
+        let readiness = Readiness::default();
+        let mut heartbeat = Heartbeat::new(vec![mailbox]);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let answer = || {
+            while let Some(order) = letters.take() {
+                if let Order::Scrape(to) = order {
+                    to.send(ShardStats::default()).unwrap();
+                }
+            }
+        };
+        heartbeat.beat(at(0), &readiness);
+        answer();
+        heartbeat.beat(at(4), &readiness);
+        heartbeat.beat(at(5), &readiness);
+        heartbeat.beat(at(9), &readiness);
+        assert!(readiness.pending().is_empty());
+        heartbeat.beat(at(10), &readiness);
+        assert_eq!(readiness.pending()[0].0, "shard 0");
+        answer();
+        heartbeat.beat(at(11), &readiness);
+        assert!(readiness.pending().is_empty());
+    }
+}

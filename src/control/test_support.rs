@@ -1,0 +1,89 @@
+//! What several tests of the control layer stand on: settings, and shards that are threads.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::base::text::Text;
+use crate::bridge::mailbox::{Letterbox, Mailbox, mailbox};
+use crate::bridge::order::Order;
+use crate::bridge::report::{Report, ShardStats};
+use crate::bridge::settings::Settings;
+
+pub fn settings() -> Settings {
+    let any = |port| std::net::SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), port);
+    Settings {
+        inbound: any(15_008),
+        inbound_plaintext: any(15_006),
+        outbound: any(15_001),
+        illegal_ports: vec![15_001, 15_006, 15_008],
+        network: Text::default(),
+        cluster_domain: "cluster.local".into(),
+        original_source: None,
+        mark: None,
+        port_reuse: true,
+        ipv6: true,
+        keepalive: None,
+        stream_window_bytes: 4 << 20,
+        connection_window_bytes: 16 << 20,
+        frame_bytes: 1 << 20,
+        pool_streams: 100,
+        pool_idle: Duration::from_secs(300),
+        termination_deadline: Duration::from_secs(5),
+        response_baggage: false,
+        localhost_app_tunnel: true,
+        log_policy_decisions: false,
+        log_json: false,
+        pod_shards: 2,
+        shards: 2,
+    }
+}
+
+/// Shards that answer every order at once until dropped.
+pub struct Shards {
+    pub mailboxes: Vec<Mailbox<Order>>,
+    pub reports: Option<Letterbox<Report>>,
+    over: Arc<AtomicBool>,
+}
+
+impl Shards {
+    /// `stats` is what shard n says of itself.
+    pub fn start(count: usize, stats: fn(usize) -> ShardStats) -> Self {
+        let (report, reports) = mailbox(1_000).unwrap();
+        let over = Arc::new(AtomicBool::new(false));
+        let (mailboxes, boxes): (Vec<_>, Vec<_>) = (0..count).map(|_| mailbox::<Order>(100).unwrap()).unzip();
+        for (shard, orders) in boxes.into_iter().enumerate() {
+            let (report, over) = (report.clone(), over.clone());
+            std::thread::spawn(move || {
+                while !over.load(Ordering::Relaxed) {
+                    while let Some(order) = orders.take() {
+                        answer(shard, order, &report, stats);
+                    }
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            });
+        }
+        Self { mailboxes, reports: Some(reports), over }
+    }
+}
+
+impl Drop for Shards {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+    }
+}
+
+fn answer(shard: usize, order: Order, report: &Mailbox<Report>, stats: fn(usize) -> ShardStats) {
+    let letter = match order {
+        Order::Start(pod) if &*pod.uid == "bad" => {
+            Report::Started { uid: pod.uid.clone(), shard, result: Err("no luck".into()) }
+        }
+        Order::Start(pod) => Report::Started { uid: pod.uid.clone(), shard, result: Ok(()) },
+        Order::Stop { uid, .. } => Report::Stopped { uid, shard },
+        Order::Drain { .. } => Report::Drained { shard },
+        Order::Look => return,
+        Order::Scrape(to) => return drop(to.send(stats(shard))),
+        Order::Connections(to) => return drop(to.send(Vec::new())),
+    };
+    assert!(report.post(letter).is_ok());
+}

@@ -1,0 +1,52 @@
+//! Blank sockets of a pod's namespace, made ahead in small batches: going there and back costs 16 to 33 µs, as much
+//! as everything else that a dial does. A pod that doesn't dial holds none.
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use crate::base::limits::SPARE_SOCKETS;
+use crate::shard::pod::within;
+use crate::sys::netns::Netns;
+use crate::sys::socket::blank;
+
+/// Blank sockets of one pod.
+#[derive(Default)]
+pub struct Spares {
+    four: RefCell<Vec<OwnedFd>>,
+    six: RefCell<Vec<OwnedFd>>,
+    taken: Cell<usize>,
+}
+
+impl Spares {
+    /// A blank socket for a dial to `to`. The first one of a quiet time is made alone.
+    pub fn take(&self, netns: Option<&Netns>, to: SocketAddr) -> io::Result<OwnedFd> {
+        let spares = if to.is_ipv4() { &self.four } else { &self.six };
+        if let Some(spare) = spares.borrow_mut().pop() {
+            self.taken.set(self.taken.get() + 1);
+            return Ok(spare);
+        }
+        // As many as were wanted since the last look, so that a single dial doesn't make sockets for nobody.
+        let batch = self.taken.get().min(SPARE_SOCKETS);
+        self.taken.set(self.taken.get() + 1);
+        within(netns, || {
+            let mut made = spares.borrow_mut();
+            for _ in 0..batch {
+                match blank(to) {
+                    Ok(spare) => made.push(spare),
+                    Err(_) => break,
+                }
+            }
+            blank(to)
+        })?
+    }
+
+    /// Gives back what a second without dials left over; called about once a second.
+    pub fn tick(&self) {
+        if self.taken.take() == 0 {
+            self.four.take();
+            self.six.take();
+        }
+    }
+}
