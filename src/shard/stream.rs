@@ -155,7 +155,11 @@ impl Stream {
         }
         let mut sent = 0;
         if let Some(sink) = self.sink.borrow().as_ref().filter(|_| !self.has_waiting()) {
-            match sink.socket.send_vectored(parts) {
+            let written = match parts {
+                [one] => sink.socket.send(one),
+                parts => sink.socket.send_vectored(parts),
+            };
+            match written {
                 Ok(count) => {
                     sent = count;
                     sink.meter.add(sink.way, count);
