@@ -120,19 +120,19 @@ impl StreamRelay {
             Some(Code::NO_ERROR) | None => {}
             Some(_) => return Some(Ending::Reset),
         }
-        match (pumped == Pumped::Finished, self.stream.drained()) {
-            (true, true) => Some(Ending::Finished),
-            (false, false) => None,
-            (true, false) | (false, true) => {
-                self.closer.mark_half_closed();
-                half_close.look(&[&self.app], &self.meter)
-            }
-        }
+        let finished = match (pumped == Pumped::Finished, self.stream.drained()) {
+            (true, true) => return Some(Ending::Finished),
+            (app, peer) => app || peer,
+        };
+        self.closer.watch(finished || pumped == Pumped::WaitStream);
+        if self.closer.take_look() { half_close.look(&[&self.app], &self.meter, finished) } else { None }
     }
 
     fn read(&self, scratch: &mut [u8], wanted: usize) -> io::Result<usize> {
         if wanted <= SLOT_PAYLOAD_BYTES {
-            return self.app.receive(scratch.get_mut(HEADROOM_BYTES..HEADROOM_BYTES + wanted).unwrap_or_default());
+            return self
+                .app
+                .receive(scratch.get_mut(HEADROOM_BYTES..HEADROOM_BYTES + wanted).unwrap_or_default());
         }
         let mut places = payload_places(scratch, wanted);
         let used = wanted.div_ceil(SLOT_PAYLOAD_BYTES).min(RECORDS_A_TURN);
