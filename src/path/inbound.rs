@@ -20,6 +20,7 @@ use crate::shard::failure::Failure;
 use crate::shard::link::accept_tunnel;
 use crate::shard::meter::Way;
 use crate::shard::pod::{Accepted, PodWorld};
+use crate::shard::pool::Carries;
 use crate::shard::relay::StreamRelay;
 use crate::shard::socket::Socket;
 use crate::shard::stream::Stream;
@@ -49,7 +50,7 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
 }
 
 /// One tunnel and where it came in.
-struct Link {
+pub(super) struct Link {
     tunnel: Rc<Tunnel>,
     source: Source,
     /// The address of port 15008 that the peer called.
@@ -86,7 +87,7 @@ async fn shake(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Link
 }
 
 /// Serves one request of a peer to its end.
-async fn answer(world: Rc<PodWorld>, link: Rc<Link>, stream: Rc<Stream>, head: Box<RequestHead>) {
+pub(super) async fn answer(world: Rc<PodWorld>, link: Rc<Link>, stream: Rc<Stream>, head: Box<RequestHead>) {
     let Some((relay, record, _entered)) = Box::pin(prepare(&world, &link, stream, &head)).await else {
         return;
     };

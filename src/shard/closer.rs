@@ -23,7 +23,8 @@ pub struct Closer(Rc<Inner>);
 #[derive(Default)]
 struct Inner {
     reason: Cell<Option<CloseReason>>,
-    half_closed: Cell<bool>,
+    watched: Cell<bool>,
+    look: Cell<bool>,
     signal: RefCell<Signal>,
 }
 
@@ -40,16 +41,23 @@ impl Closer {
         }
     }
 
-    /// One side has finished: from here on the task is woken now and then, to see whether the other still lives.
-    pub fn mark_half_closed(&self) {
-        self.0.half_closed.set(true);
+    /// Whether there is a side that nobody reads now, because it has finished or because the other takes no more:
+    /// then the task is woken now and then, to see whether that side still lives.
+    pub fn watch(&self, watched: bool) {
+        self.0.watched.set(watched);
     }
 
-    /// Wakes the task of a half-closed connection.
-    pub fn nudge_half_closed(&self) {
-        if self.0.half_closed.get() {
+    /// Wakes the task of a connection that is watched.
+    pub fn look_again(&self) {
+        if self.0.watched.get() {
+            self.0.look.set(true);
             self.0.signal.borrow().raise();
         }
+    }
+
+    /// Whether it is time to look; true once for each time.
+    pub fn take_look(&self) -> bool {
+        self.0.look.take()
     }
 
     pub fn reason(&self) -> Option<CloseReason> {

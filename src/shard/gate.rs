@@ -10,7 +10,7 @@ use std::task::{Context, Poll, Waker};
 use pin_project_lite::pin_project;
 use slab::Slab;
 
-use crate::shard::signal::Signal;
+use crate::shard::signal::Broadcast;
 
 /// See above.
 #[derive(Default)]
@@ -18,7 +18,7 @@ pub struct Gate {
     closed: Cell<bool>,
     inside: Cell<usize>,
     waiters: RefCell<Slab<Waker>>,
-    empty: Signal,
+    empty: Broadcast,
 }
 
 impl Gate {
@@ -47,11 +47,21 @@ impl Gate {
         self.inside.get()
     }
 
-    /// Waits until nobody is inside. One task may wait.
+    /// Waits until nobody is inside. A drain and the end of its pod may wait at the same time.
     pub async fn emptied(&self) {
-        while self.inside.get() > 0 {
-            self.empty.wait().await;
+        loop {
+            let empty = self.empty.subscribe();
+            if self.inside.get() == 0 {
+                return;
+            }
+            empty.wait().await;
         }
+    }
+
+    /// Wakers kept for a close.
+    #[cfg(test)]
+    pub(super) fn registered(&self) -> usize {
+        self.waiters.borrow().len()
     }
 }
 

@@ -1,5 +1,5 @@
-//! Watching a connection of which one side has finished. Nobody reads that side any more, so its reset would go
-//! unseen; and where its FIN is all that is left, the other side may never end. Both have a bound here.
+//! Watching a connection with a side that nobody reads now: it has finished, or the other side takes no more. Its
+//! reset would go unseen; and where its FIN is all that is left, the other side may never end. Both end here.
 
 use std::time::{Duration, Instant};
 
@@ -9,17 +9,21 @@ use crate::shard::meter::Meter;
 use crate::shard::relay::Ending;
 use crate::shard::socket::Socket;
 
-/// Starts when the first side finishes.
+/// Starts at the first look after one side has finished.
 #[derive(Default)]
 pub struct HalfClose {
     since: Option<(Instant, u64)>,
 }
 
 impl HalfClose {
-    /// Whether it is over: a socket is gone, or nothing has moved for too long. Called now and then.
-    pub fn look(&mut self, sockets: &[&Socket], meter: &Meter) -> Option<Ending> {
+    /// Whether it is over: a socket is gone, or one side has `finished` and nothing has moved for too long. Called
+    /// now and then.
+    pub fn look(&mut self, sockets: &[&Socket], meter: &Meter, finished: bool) -> Option<Ending> {
         if sockets.iter().any(|socket| socket.is_gone()) {
             return Some(Ending::Reset);
+        }
+        if !finished {
+            return None;
         }
         let (now, moved) = (Instant::now(), meter.to_server() + meter.to_client());
         match self.since {

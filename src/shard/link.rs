@@ -68,7 +68,7 @@ pub async fn accept_tunnel(
 
 /// Why a handshake came to nothing.
 #[derive(Debug, thiserror::Error)]
-enum Shaking {
+pub(super) enum Shaking {
     #[error(transparent)]
     Tls(#[from] HandshakeError),
     #[error("{0}")]
@@ -91,7 +91,10 @@ async fn shake(
     outcome
 }
 
-async fn exchange(socket: &Socket, mut handshake: Handshake) -> Result<(Established, Vec<u8>), Shaking> {
+pub(super) async fn exchange(
+    socket: &Socket,
+    mut handshake: Handshake,
+) -> Result<(Established, Vec<u8>), Shaking> {
     let mut incoming = Vec::new();
     loop {
         let mut outgoing = Vec::new();

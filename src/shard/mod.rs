@@ -24,6 +24,8 @@ pub mod splice;
 pub mod stats;
 pub mod stream;
 pub mod table;
+#[cfg(test)]
+mod tests;
 pub mod tunnel;
 mod tunnel_state;
 

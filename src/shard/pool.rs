@@ -25,43 +25,51 @@ pub struct Key {
     pub destination: SocketAddr,
 }
 
+/// What a pool keeps, as far as a pool cares.
+pub trait Carries: 'static {
+    /// Streams that the far side takes at once, as far as that is known.
+    fn most_streams(&self) -> usize;
+    /// Whether another stream can be opened now.
+    fn has_room(&self) -> bool;
+    /// No new stream will ever be opened here.
+    fn is_finished(&self) -> bool;
+    fn abort(&self);
+}
+
 /// One pod's tunnels on this shard.
-pub struct Pool {
-    keys: RefCell<HashMap<Key, Rc<Slot>, foldhash::fast::RandomState>>,
+pub struct Pool<T: Carries = Tunnel> {
+    keys: RefCell<HashMap<Key, Rc<Slot<T>>, foldhash::fast::RandomState>>,
     streams_each: usize,
     closed: Cell<bool>,
     stats: Rc<Stats>,
 }
 
-#[derive(Default)]
-struct Slot {
-    tunnels: RefCell<Vec<Pooled>>,
-    waiters: RefCell<Vec<Rc<Waiter>>>,
+struct Slot<T: Carries> {
+    tunnels: RefCell<Vec<Pooled<T>>>,
+    waiters: RefCell<Vec<Rc<Waiter<T>>>>,
     dialling: Cell<usize>,
 }
 
 /// A tunnel with the places taken on it.
-#[derive(Clone)]
-struct Pooled {
-    tunnel: Rc<Tunnel>,
+struct Pooled<T> {
+    tunnel: Rc<T>,
     taken: Rc<Cell<usize>>,
 }
 
-#[derive(Default)]
-struct Waiter {
+struct Waiter<T: Carries> {
     signal: Signal,
-    outcome: RefCell<Option<Result<Reservation, Failure>>>,
+    outcome: RefCell<Option<Result<Reservation<T>, Failure>>>,
 }
 
 /// A place for one stream on a tunnel; dropping it gives the place back.
-pub struct Reservation {
-    pub tunnel: Rc<Tunnel>,
+pub struct Reservation<T: Carries = Tunnel> {
+    pub tunnel: Rc<T>,
     taken: Rc<Cell<usize>>,
-    slot: Rc<Slot>,
+    slot: Rc<Slot<T>>,
     streams_each: usize,
 }
 
-impl Pool {
+impl<T: Carries> Pool<T> {
     pub fn new(streams_each: u16, stats: Rc<Stats>) -> Self {
         Self {
             keys: RefCell::default(),
@@ -72,9 +80,13 @@ impl Pool {
     }
 
     /// A place on a tunnel of this key: on one that is up, or on one that `dial` brings up.
-    pub async fn acquire<D>(self: &Rc<Self>, key: &Key, dial: impl Fn() -> D) -> Result<Reservation, Failure>
+    pub async fn acquire<D>(
+        self: &Rc<Self>,
+        key: &Key,
+        dial: impl Fn() -> D,
+    ) -> Result<Reservation<T>, Failure>
     where
-        D: Future<Output = Result<Rc<Tunnel>, Failure>> + 'static,
+        D: Future<Output = Result<Rc<T>, Failure>> + 'static,
     {
         if self.closed.get() {
             return Err(Failure::PoolDraining);
@@ -84,7 +96,7 @@ impl Pool {
             bump(&self.stats.engine.pool_hits);
             return Ok(reservation);
         }
-        let waiter = Rc::new(Waiter::default());
+        let waiter = Rc::new(Waiter { signal: Signal::default(), outcome: RefCell::default() });
         slot.waiters.borrow_mut().push(waiter.clone());
         let _leaving = Leaving { slot: &slot, waiter: &waiter };
         loop {
@@ -98,7 +110,7 @@ impl Pool {
         }
     }
 
-    fn slot(&self, key: &Key) -> Rc<Slot> {
+    fn slot(&self, key: &Key) -> Rc<Slot<T>> {
         let mut keys = self.keys.borrow_mut();
         match keys.get(key) {
             Some(slot) => slot.clone(),
@@ -106,9 +118,9 @@ impl Pool {
         }
     }
 
-    fn dial<D>(self: &Rc<Self>, key: Key, slot: &Rc<Slot>, dial: D)
+    fn dial<D>(self: &Rc<Self>, key: Key, slot: &Rc<Slot<T>>, dial: D)
     where
-        D: Future<Output = Result<Rc<Tunnel>, Failure>> + 'static,
+        D: Future<Output = Result<Rc<T>, Failure>> + 'static,
     {
         bump(&self.stats.engine.pool_dials);
         slot.dialling.set(slot.dialling.get() + 1);
@@ -152,7 +164,7 @@ impl Pool {
     }
 
     /// Tunnels that are up.
-    pub fn tunnels(&self) -> Vec<Rc<Tunnel>> {
+    pub fn tunnels(&self) -> Vec<Rc<T>> {
         let keys = self.keys.borrow();
         keys.values()
             .flat_map(|slot| {
@@ -162,16 +174,28 @@ impl Pool {
     }
 }
 
-impl Slot {
-    fn reserve(self: &Rc<Self>, streams_each: usize) -> Option<Reservation> {
+impl<T: Carries> Default for Slot<T> {
+    fn default() -> Self {
+        Self { tunnels: RefCell::default(), waiters: RefCell::default(), dialling: Cell::new(0) }
+    }
+}
+
+impl<T: Carries> Pooled<T> {
+    /// Places are counted against the far side's number too: whoever has one may not have opened its stream yet.
+    fn has_place(&self, streams_each: usize) -> bool {
+        self.taken.get() < streams_each.min(self.tunnel.most_streams()) && self.tunnel.has_room()
+    }
+}
+
+impl<T: Carries> Slot<T> {
+    fn reserve(self: &Rc<Self>, streams_each: usize) -> Option<Reservation<T>> {
         let mut tunnels = self.tunnels.borrow_mut();
         tunnels.retain(|pooled| !pooled.tunnel.is_finished());
-        let found =
-            tunnels.iter().find(|pooled| pooled.taken.get() < streams_each && pooled.tunnel.has_room())?;
+        let found = tunnels.iter().find(|pooled| pooled.has_place(streams_each))?;
         Some(self.take(found, streams_each))
     }
 
-    fn take(self: &Rc<Self>, pooled: &Pooled, streams_each: usize) -> Reservation {
+    fn take(self: &Rc<Self>, pooled: &Pooled<T>, streams_each: usize) -> Reservation<T> {
         pooled.taken.set(pooled.taken.get() + 1);
         Reservation {
             tunnel: pooled.tunnel.clone(),
@@ -186,20 +210,28 @@ impl Slot {
         self.waiters.borrow().len() > self.dialling.get() * streams_each
     }
 
-    /// A tunnel has come up: as many waiters as it carries get a place.
-    fn welcome(self: &Rc<Self>, tunnel: Rc<Tunnel>, streams_each: usize) {
+    /// A tunnel has come up: as many waiters as it carries get a place. One that carries nobody counts as a failed
+    /// dial, or those who wait would dial for ever.
+    fn welcome(self: &Rc<Self>, tunnel: Rc<T>, streams_each: usize) {
         let pooled = Pooled { tunnel, taken: Rc::default() };
         self.tunnels.borrow_mut().push(pooled);
-        self.serve_waiters(streams_each);
+        let waiting = self.waiters.borrow().len();
+        if self.serve_waiters(streams_each) == 0 && waiting > 0 {
+            self.fail_all(&Failure::Http2("the peer takes no streams".to_owned()));
+        }
     }
 
-    fn serve_waiters(self: &Rc<Self>, streams_each: usize) {
+    /// Returns how many got a place.
+    fn serve_waiters(self: &Rc<Self>, streams_each: usize) -> usize {
+        let mut served = 0;
         while !self.waiters.borrow().is_empty() {
-            let Some(reservation) = self.reserve(streams_each) else { return };
+            let Some(reservation) = self.reserve(streams_each) else { break };
             let waiter = self.waiters.borrow_mut().remove(0);
             *waiter.outcome.borrow_mut() = Some(Ok(reservation));
             waiter.signal.raise();
+            served += 1;
         }
+        served
     }
 
     fn fail_all(&self, failure: &Failure) {
@@ -233,27 +265,29 @@ impl Slot {
 }
 
 /// Counts a dial while it is under way, also where its task is dropped.
-struct Underway<'a>(&'a Rc<Slot>);
+struct Underway<'a, T: Carries>(&'a Rc<Slot<T>>);
 
-impl Drop for Underway<'_> {
+impl<T: Carries> Drop for Underway<'_, T> {
     fn drop(&mut self) {
         self.0.dialling.set(self.0.dialling.get() - 1);
     }
 }
 
 /// Takes a waiter out of the queue where it leaves early.
-struct Leaving<'a> {
-    slot: &'a Rc<Slot>,
-    waiter: &'a Rc<Waiter>,
+struct Leaving<'a, T: Carries> {
+    slot: &'a Rc<Slot<T>>,
+    waiter: &'a Rc<Waiter<T>>,
 }
 
-impl Drop for Leaving<'_> {
+impl<T: Carries> Drop for Leaving<'_, T> {
     fn drop(&mut self) {
         self.slot.waiters.borrow_mut().retain(|other| !Rc::ptr_eq(other, self.waiter));
+        // It may be the one that was asked to dial for the others.
+        self.slot.nudge_leftover();
     }
 }
 
-impl Drop for Reservation {
+impl<T: Carries> Drop for Reservation<T> {
     fn drop(&mut self) {
         self.taken.set(self.taken.get() - 1);
         if !self.slot.waiters.borrow().is_empty() {

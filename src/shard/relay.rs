@@ -121,14 +121,12 @@ impl StreamRelay {
             Some(Code::NO_ERROR) | None => {}
             Some(_) => return Some(Ending::Reset),
         }
-        match (pumped == Pumped::Finished, self.stream.drained()) {
-            (true, true) => Some(Ending::Finished),
-            (false, false) => None,
-            (true, false) | (false, true) => {
-                self.closer.mark_half_closed();
-                half_close.look(&[&self.app], &self.meter)
-            }
-        }
+        let finished = match (pumped == Pumped::Finished, self.stream.drained()) {
+            (true, true) => return Some(Ending::Finished),
+            (app, peer) => app || peer,
+        };
+        self.closer.watch(finished || pumped == Pumped::WaitStream);
+        if self.closer.take_look() { half_close.look(&[&self.app], &self.meter, finished) } else { None }
     }
 
     fn read(&self, scratch: &mut [u8], wanted: usize) -> io::Result<usize> {

@@ -52,9 +52,10 @@ impl Socket {
         let _ = sys::io::shutdown(self.fd(), Shutdown::Write);
     }
 
-    /// Whether the connection died instead of ending: it was reset, or its keepalive ran out.
+    /// Whether the connection died instead of ending: it was reset, or its keepalive ran out. One that both sides
+    /// ended is not gone: it may still hold bytes for us. Tells it once.
     pub fn is_gone(&self) -> bool {
-        sys::io::was_reset(self.fd()).unwrap_or(true)
+        sys::io::was_reset(self.fd()).unwrap_or(false)
     }
 
     /// Sends RST now, whoever else still holds the socket. Where it is over already, nothing happens.

@@ -66,16 +66,16 @@ impl Splice {
             if let Some(reason) = self.closer.reason() {
                 return Ending::Closed(reason);
             }
-            match (up.state, down.state) {
+            let finished = match (up.state, down.state) {
                 (Flow::Failed, _) | (_, Flow::Failed) => return Ending::Reset,
                 (Flow::Ended, Flow::Ended) => return Ending::Finished,
-                (Flow::Open, Flow::Open) => {}
-                (Flow::Ended, Flow::Open) | (Flow::Open, Flow::Ended) => {
-                    self.closer.mark_half_closed();
-                    if let Some(ending) = half_close.look(&[&self.client, &self.server], &self.meter) {
-                        return ending;
-                    }
-                }
+                (up, down) => up == Flow::Ended || down == Flow::Ended,
+            };
+            self.closer.watch(finished || up.wants_write() || down.wants_write());
+            if self.closer.take_look()
+                && let Some(ending) = half_close.look(&[&self.client, &self.server], &self.meter, finished)
+            {
+                return ending;
             }
             arm(client_readable.as_mut(), up.wants_read(), || self.client.readable());
             arm(server_writable.as_mut(), up.wants_write(), || Box::pin(self.server.writable()));

@@ -90,6 +90,13 @@ impl Stream {
         waiting.start < waiting.bytes.len()
     }
 
+    /// Payload that the application hasn't taken.
+    #[cfg(test)]
+    pub(super) fn waiting_bytes(&self) -> usize {
+        let waiting = self.waiting.borrow();
+        waiting.bytes.len() - waiting.start
+    }
+
     /// From here on payload goes to this socket; what has come already is handed over at once.
     pub fn attach(&self, socket: Rc<Socket>, meter: Rc<Meter>, way: Way) {
         *self.sink.borrow_mut() = Some(Sink { socket, meter, way });

@@ -101,10 +101,10 @@ impl Table {
         closed
     }
 
-    /// Lets half-closed connections see whether they are over; called about once a second.
+    /// Lets connections with an unread side see whether they are over; called about once a second.
     pub fn tick(&self) {
         for (_, entry) in self.0.borrow().iter() {
-            entry.closer.nudge_half_closed();
+            entry.closer.look_again();
         }
     }
 

@@ -3,7 +3,7 @@
 //! It knows nothing of routes and policies: requests are handed to whoever drives it.
 
 use std::cell::{Cell, RefCell};
-use std::io::IoSlice;
+use std::io::{ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
@@ -11,7 +11,9 @@ use std::time::{Duration, Instant};
 
 use crate::base::limits;
 use crate::shard::buffers::{Buffers, FRAME_HEADER_BYTES, SLOT_BYTES, SLOT_PAYLOAD_BYTES};
+use crate::shard::pool::Carries;
 use crate::shard::ready::{Woke, wait};
+use crate::shard::shard::within;
 use crate::shard::signal::Signal;
 use crate::shard::socket::Socket;
 use crate::shard::stats::{Stats, bump};
@@ -80,7 +82,8 @@ impl Tunnel {
                 (state.ended(), !state.backlog.is_empty())
             };
             if let Some(end) = end {
-                self.close(&end);
+                // Needs room only once, so it doesn't count for an idle tunnel.
+                Box::pin(self.close(&end)).await;
                 return end;
             }
             if readable.is_none() {
@@ -102,18 +105,6 @@ impl Tunnel {
         }
     }
 
-    /// Whether another stream can be opened now.
-    pub fn has_room(&self) -> bool {
-        let state = self.state.borrow();
-        state.end.is_none() && state.http2.can_open()
-    }
-
-    /// No new stream will ever be opened here.
-    pub fn is_finished(&self) -> bool {
-        let state = self.state.borrow();
-        state.end.is_some() || state.http2.is_draining()
-    }
-
     pub fn streams(&self) -> usize {
         self.state.borrow().streams.len()
     }
@@ -121,6 +112,10 @@ impl Tunnel {
     /// Sends a CONNECT; the answer arrives at the stream.
     pub fn open(self: &Rc<Self>, head: &ConnectHead<'_>) -> Result<Rc<Stream>, CannotOpen> {
         let mut state = self.state.borrow_mut();
+        if state.end.is_some() {
+            // Nobody drives it any more, so nobody would ever answer.
+            return Err(CannotOpen::Draining);
+        }
         let id = state.http2.open(head)?;
         let stream = Stream::new(id, Rc::downgrade(self));
         state.streams.insert(id, stream.clone());
@@ -222,14 +217,6 @@ impl Tunnel {
     /// No new streams; those that are open go on.
     pub fn drain(&self) {
         self.state.borrow_mut().http2.goaway();
-        self.work.raise();
-    }
-
-    /// Ends the tunnel and all its streams now.
-    pub fn abort(&self) {
-        let mut state = self.state.borrow_mut();
-        state.http2.abort(Code::NO_ERROR);
-        state.fail(TunnelEnd::Finished);
         self.work.raise();
     }
 
@@ -395,23 +382,66 @@ impl Tunnel {
         }
     }
 
-    /// Tells every stream, and the peer's TCP, that the tunnel is over.
-    fn close(&self, end: &TunnelEnd) {
+    /// Tells every stream, and the peer's TCP, that the tunnel is over. A stream that has ended both ways isn't
+    /// touched: all its bytes are here, and its application takes them in its own time.
+    async fn close(&self, end: &TunnelEnd) {
         let streams = {
             let mut state = self.state.borrow_mut();
             state.seal_close();
             let closing = std::mem::take(&mut state.backlog);
             let _ = self.socket.send(closing.get(state.sent..).unwrap_or_default());
-            std::mem::take(&mut state.streams)
+            state.blocked = Vec::new();
+            let mut streams = std::mem::take(&mut state.streams);
+            streams.retain(|id, _| state.http2.is_open(*id));
+            streams
         };
         for stream in streams.into_values() {
             stream.on_reset(Code::CANCEL);
         }
         if *end == TunnelEnd::PeerClosed || *end == TunnelEnd::Finished {
             self.socket.finish();
+            within(limits::LINGER_MS, self.until_peer_finished()).await;
         } else {
             self.socket.abort();
         }
+    }
+
+    /// Reads over what still comes. A socket closed before the peer's end would answer it with a reset, and that
+    /// destroys what the peer hasn't read yet: the last bytes of its streams.
+    async fn until_peer_finished(&self) {
+        while self.socket.readable().await.is_ok() {
+            let mut scratch = self.buffers.bulk.borrow_mut();
+            match self.socket.receive(&mut scratch) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl Carries for Tunnel {
+    fn most_streams(&self) -> usize {
+        usize::try_from(self.state.borrow().http2.peer_max_streams()).unwrap_or(usize::MAX)
+    }
+
+    fn has_room(&self) -> bool {
+        let state = self.state.borrow();
+        state.end.is_none() && state.http2.can_open()
+    }
+
+    fn is_finished(&self) -> bool {
+        let state = self.state.borrow();
+        state.end.is_some() || state.http2.is_draining()
+    }
+
+    /// Ends the tunnel and all its streams now.
+    fn abort(&self) {
+        let mut state = self.state.borrow_mut();
+        state.http2.abort(Code::NO_ERROR);
+        state.fail(TunnelEnd::Finished);
+        self.work.raise();
     }
 }
 

@@ -95,12 +95,15 @@ impl State {
         self.end.get_or_insert(end);
     }
 
-    /// Why the tunnel is over, if it is. A draining one is over when its last stream has ended and all is sent.
+    /// Why the tunnel is over, if it is. A draining one is over when its last stream has ended and all is sent, and
+    /// no stream opened before the peer knew of it can still be on its way.
     pub fn ended(&self) -> Option<TunnelEnd> {
         let idle = self.streams.is_empty() && self.http2.active_streams() == 0 && self.backlog.is_empty();
         match &self.end {
             Some(end) => Some(end.clone()),
-            None if idle && self.http2.is_draining() => Some(TunnelEnd::Finished),
+            None if idle && self.http2.is_draining() && !self.http2.takes_late_streams() => {
+                Some(TunnelEnd::Finished)
+            }
             None => None,
         }
     }

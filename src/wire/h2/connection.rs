@@ -362,6 +362,11 @@ impl Connection {
         self.peer_leaving || self.leaving != Leaving::No
     }
 
+    /// Whether our GOAWAY is announced but not final: streams opened before the peer knew are still taken.
+    pub fn takes_late_streams(&self) -> bool {
+        self.leaving == Leaving::Announced && !self.peer_leaving
+    }
+
     /// Whether the peer's SETTINGS have arrived.
     pub fn settings_received(&self) -> bool {
         self.settings_received

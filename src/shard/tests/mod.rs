@@ -1,0 +1,6 @@
+//! The shard under test: real sockets, real TLS, one thread, both event loops.
+
+mod fixture;
+mod gate;
+mod pool;
+mod table;
