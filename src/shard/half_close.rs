@@ -16,9 +16,9 @@ pub struct HalfClose {
 }
 
 impl HalfClose {
-    /// Whether it is over: a socket is gone, or nothing has moved for too long. Called now and then.
+    /// Whether it is over: a socket was reset, or nothing has moved for too long. Called now and then.
     pub fn look(&mut self, sockets: &[&Socket], meter: &Meter) -> Option<Ending> {
-        if sockets.iter().any(|socket| socket.is_gone()) {
+        if sockets.iter().any(|socket| socket.was_reset()) {
             return Some(Ending::Reset);
         }
         let (now, moved) = (Instant::now(), meter.to_server() + meter.to_client());

@@ -52,9 +52,10 @@ impl Socket {
         let _ = sys::io::shutdown(self.fd(), Shutdown::Write);
     }
 
-    /// Whether the kernel has given the connection up: it was reset, or its keepalive ran out.
-    pub fn is_gone(&self) -> bool {
-        sys::io::state(self.fd()).is_ok_and(|state| state == sys::io::State::Closed)
+    /// Whether the kernel has given the connection up: it was reset, or its keepalive ran out. A connection that
+    /// both sides ended in order is closed too, but may still hold data to read.
+    pub fn was_reset(&self) -> bool {
+        sys::io::was_reset(self.fd()).unwrap_or(false)
     }
 
     /// Sends RST now, whoever else still holds the socket. Where it is over already, nothing happens.
