@@ -42,7 +42,7 @@ impl Report {
     /// Access-log lines as a table.
     pub fn conversations(&self, lines: &[Value]) {
         let mut table = Table::new();
-        table.load_style(presets::UTF8_HORIZONTAL_ONLY);
+        table.load_style(presets::UTF8_BORDERS_ONLY);
         table.set_header(["node says", "from", "identity", "to", "identity", "sent/received", "end"]);
         for line in lines {
             let text = |key: &str| line.get(key).and_then(Value::as_str).unwrap_or("-").to_owned();

@@ -145,8 +145,8 @@ impl PodWorld {
     }
 
     fn serve(self: &Rc<Self>, port: Port, fd: OwnedFd, source: SocketAddr) {
-        let keepalive = self.shard.settings.keepalive.filter(|_| port != Port::InboundHbone);
-        tune(fd.as_fd(), keepalive.as_ref());
+        // Also on 15008, where the reference has none: a peer's node that vanishes must not leave sockets behind.
+        tune(fd.as_fd(), self.shard.settings.keepalive.as_ref());
         let counted = self.shard.stats.socket(port.reporter());
         let accepted = Accepted { fd, source: Source::new(source), counted };
         (self.shard.ways.serve)(self.clone(), port, accepted);
