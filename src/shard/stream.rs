@@ -20,6 +20,8 @@ pub struct Stream {
     waiting: RefCell<Waiting>,
     sink: RefCell<Option<Sink>>,
     peer_finished: Cell<bool>,
+    /// The application has finished too: closing its socket sends the FIN.
+    app_finished: Cell<bool>,
     reset: Cell<Option<Code>>,
     /// The application's socket failed while it was being written.
     sink_failed: Cell<Option<ErrorKind>>,
@@ -57,6 +59,7 @@ impl Stream {
             waiting: RefCell::default(),
             sink: RefCell::default(),
             peer_finished: Cell::new(false),
+            app_finished: Cell::new(false),
             reset: Cell::new(None),
             sink_failed: Cell::new(None),
             progress: Cell::new(0),
@@ -129,6 +132,17 @@ impl Stream {
         }
         self.taken(sink, taken);
         if self.drained() && self.sink_failed.get().is_none() {
+            self.finish_sink(sink);
+        }
+    }
+
+    /// The application has sent its last byte.
+    pub fn app_finished(&self) {
+        self.app_finished.set(true);
+    }
+
+    fn finish_sink(&self, sink: &Sink) {
+        if !self.app_finished.get() {
             sink.socket.finish();
         }
     }
@@ -203,7 +217,7 @@ impl Stream {
         if !self.has_waiting()
             && let Some(sink) = self.sink.borrow().as_ref()
         {
-            sink.socket.finish();
+            self.finish_sink(sink);
         }
         self.signal.raise();
     }
