@@ -1,5 +1,6 @@
 //! Somebody outside the mesh calls a pod in plain text: port 15006. Policies decide without an identity.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
@@ -41,7 +42,7 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(S
     match reach(world, source, target, &entered).await {
         Ok(server) => {
             let (meter, buffers) = (record.meter().clone(), shard.buffers.clone());
-            let splice = Splice { client, server, meter, buffers, closer, clean: false };
+            let splice = Splice { client, server, meter, buffers, closer, clean: Cell::new(false) };
             Some((splice, record, entered))
         }
         Err(failure) => {

@@ -95,13 +95,9 @@ impl StreamRelay {
                     }
                 }
                 Woke::Readable => {
-                    readable.set(None);
                     pumped = self.pump(&mut slots);
                 }
-                Woke::Writable => {
-                    writable.set(None);
-                    self.stream.hand_over_waiting();
-                }
+                Woke::Writable => self.stream.hand_over_waiting(),
             }
         }
     }
