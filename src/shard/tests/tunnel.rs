@@ -115,7 +115,7 @@ fn the_end_of_a_tunnel_costs_no_byte_of_a_finished_stream() {
     on_both_loops(async || {
         // Windows that let everything into the client at once.
         let wide = Settings { start_window_bytes: settings().stream_window_bytes, ..settings() };
-        let pair = Pair::with(&wide, &wide).await;
+        let pair = Box::pin(Pair::with(&wide, &wide)).await;
         let (near, far) = pair.through_sized(SMALL_BUFFER, None).await;
         let bytes = random_bytes(&mut fastrand::Rng::with_seed(3), 2 << 20);
         near.app.0.finish();
@@ -223,7 +223,7 @@ fn a_reset_without_an_error_costs_no_byte_of_the_answer() {
 fn the_peers_number_of_streams_is_known_once_it_was_told() {
     on_both_loops(async || {
         let few = Settings { max_streams: 3, ..settings() };
-        let pair = Pair::with(&settings(), &few).await;
+        let pair = Box::pin(Pair::with(&settings(), &few)).await;
         until(|| pair.client.most_streams() == 3).await;
         let streams: Vec<_> = (0..3).map(|_| pair.open()).collect();
         assert!(!pair.client.has_room());
