@@ -115,7 +115,7 @@ async fn prepare(
     link: &Link,
     stream: Rc<Stream>,
     head: &RequestHead,
-) -> Option<(Box<StreamRelay>, Record, Entered)> {
+) -> Option<(StreamRelay, Record, Entered)> {
     let mut unanswered = Unanswered { tunnel: link.tunnel.clone(), stream, relayed: false };
     let stream = unanswered.stream.clone();
     let refuse = |status| {
@@ -174,7 +174,7 @@ async fn prepare(
     let baggage = world.shard.settings.response_baggage.then(|| baggage_of(&local));
     let baggage = baggage.as_deref().filter(|baggage| !baggage.is_empty());
     link.tunnel.respond(&unanswered.stream, 200, baggage, false);
-    let relay = Box::new(StreamRelay {
+    let relay = StreamRelay {
         app: Rc::new(app),
         stream: unanswered.stream.clone(),
         tunnel: link.tunnel.clone(),
@@ -183,7 +183,7 @@ async fn prepare(
         way: Way::ToClient,
         closer,
         clean: false,
-    });
+    };
     unanswered.relayed = true;
     Some((relay, record, entered))
 }
