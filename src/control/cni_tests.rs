@@ -123,7 +123,9 @@ fn serve(
             done.lock().unwrap().push(format!("stop {uid}"));
             Letter::Stopped { uid, shard }
         }
-        _ => panic!("not an order of this thread"),
+        Order::Look | Order::Drain { .. } | Order::Scrape(_) | Order::Connections(_) => {
+            panic!("not an order of this thread")
+        }
     };
     post.post(letter).unwrap();
 }
