@@ -123,7 +123,9 @@ fn serve(
             done.lock().unwrap().push(format!("stop {uid}"));
             Letter::Stopped { uid, shard }
         }
-        _ => panic!("not an order of this thread"),
+        Order::Look | Order::Drain { .. } | Order::Scrape(_) | Order::Connections(_) => {
+            panic!("not an order of this thread")
+        }
     };
     post.post(letter).unwrap();
 }
@@ -245,7 +247,8 @@ fn what_cannot_be_read_is_refused_and_the_connection_made_anew() {
         assert!(refused.starts_with("failure to read message : ") && refused.contains(says), "{refused}");
         assert_eq!(agent.hears(), None, "the connection goes on");
     }
-    assert_eq!(scene.agent().tells(Message::SnapshotSent), None);
+    let agent = scene.agent();
+    assert_eq!(agent.tells(Message::SnapshotSent), None);
     scene.becomes_ready();
 }
 

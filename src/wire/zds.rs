@@ -146,7 +146,8 @@ fn cut(text: &str, bytes: usize) -> String {
     if text.len() <= bytes {
         return text.to_owned();
     }
-    let end = text.floor_char_boundary(bytes.saturating_sub(MARK.len()));
+    let room = bytes.saturating_sub(MARK.len());
+    let end = (0..=room).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
     format!("{}{MARK}", text.get(..end).unwrap_or_default())
 }
 
