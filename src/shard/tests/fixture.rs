@@ -300,7 +300,7 @@ async fn answered(stream: &Stream) {
             assert_eq!(answer.status, 200);
             return;
         }
-        assert_eq!(stream.reset_by_peer(), None);
+        assert_eq!(stream.cut(), None);
         stream.signal.wait().await;
     }
 }
