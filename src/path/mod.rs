@@ -5,6 +5,7 @@ pub mod inbound;
 pub mod outbound;
 pub mod passthrough;
 pub mod record;
+mod unrelayed;
 
 use std::rc::Rc;
 

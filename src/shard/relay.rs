@@ -153,6 +153,7 @@ impl StreamRelay {
             let got = match self.read(&mut scratch, wanted) {
                 Ok(0) => {
                     self.tunnel.finish(&self.stream);
+                    self.stream.app_finished();
                     return Pumped::Finished;
                 }
                 Ok(got) => got,

@@ -20,6 +20,8 @@ pub struct Stream {
     waiting: RefCell<Waiting>,
     sink: RefCell<Option<Sink>>,
     peer_finished: Cell<bool>,
+    /// The application has finished too: closing its socket sends the FIN.
+    app_finished: Cell<bool>,
     cut: Cell<Option<Cut>>,
     /// The application's socket failed while it was being written.
     sink_failed: Cell<Option<ErrorKind>>,
@@ -35,11 +37,13 @@ pub struct Answer {
 }
 
 /// What ended a stream before both of its sides did.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Cut {
     /// The peer reset it, or refused it: REFUSED_STREAM also where it is above the last one of a GOAWAY.
+    #[error("stream reset: {0}")]
     Reset(Code),
     /// Its tunnel ended under it.
+    #[error("stream lost with its tunnel")]
     Lost,
 }
 
@@ -74,6 +78,7 @@ impl Stream {
             waiting: RefCell::default(),
             sink: RefCell::default(),
             peer_finished: Cell::new(false),
+            app_finished: Cell::new(false),
             cut: Cell::new(None),
             sink_failed: Cell::new(None),
             progress: Cell::new(0),
@@ -146,6 +151,17 @@ impl Stream {
         }
         self.taken(sink, taken);
         if self.drained() && self.sink_failed.get().is_none() {
+            self.finish_sink(sink);
+        }
+    }
+
+    /// The application has sent its last byte.
+    pub fn app_finished(&self) {
+        self.app_finished.set(true);
+    }
+
+    fn finish_sink(&self, sink: &Sink) {
+        if !self.app_finished.get() {
             sink.socket.finish();
         }
     }
@@ -220,7 +236,7 @@ impl Stream {
         if !self.has_waiting()
             && let Some(sink) = self.sink.borrow().as_ref()
         {
-            sink.socket.finish();
+            self.finish_sink(sink);
         }
         self.signal.raise();
     }
