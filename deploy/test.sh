@@ -53,7 +53,7 @@ unit() {
 }
 
 build() {
-    cargo build --bin ringway --bin ringway-gen
+    cargo build --package ringway --package ringway-gen --bins
 }
 
 end_to_end() {
@@ -62,9 +62,14 @@ end_to_end() {
 
 # The fuzz targets as short tests on the stable compiler; cargo-fuzz itself needs a nightly one.
 fuzz() {
-    # A filter that fits nothing would pass.
-    cargo test --lib fuzz -- --list | grep -q ': test$' || fail "no fuzz target has a short test"
-    cargo test --lib fuzz
+    tests=$(cargo test --quiet --lib fuzz_ -- --list)
+    for target in loadtest/fuzz/fuzz_targets/*.rs; do
+        name=$(basename "$target" .rs)
+        grep -q "^name = \"$name\"$" loadtest/fuzz/Cargo.toml || fail "fuzz target $name isn't in its Cargo.toml"
+        # A filter that fits nothing would pass.
+        echo "$tests" | grep -q "fuzz_$name.*: test$" || fail "fuzz target $name has no short test"
+    done
+    cargo test --lib fuzz_
 }
 
 bench() {

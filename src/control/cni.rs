@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -72,13 +72,27 @@ pub struct Cni {
     was_ready: bool,
 }
 
-/// A pod's network namespace: the same one where device and inode are.
+/// What came as a pod's network namespace.
 #[derive(Clone, Debug)]
-struct Place(Netns);
+enum Place {
+    Namespace(Netns),
+    /// Something else, and how that was seen. The pod stays known, so that it isn't ready unnoticed.
+    Unusable(Text),
+}
 
+impl From<OwnedFd> for Place {
+    fn from(fd: OwnedFd) -> Self {
+        Netns::from_fd(fd).map_or_else(|error| Self::Unusable(error.to_string().into()), Self::Namespace)
+    }
+}
+
+/// The same place is the same namespace, by device and inode.
 impl PartialEq for Place {
     fn eq(&self, other: &Self) -> bool {
-        self.0.same_as(&other.0)
+        match (self, other) {
+            (Self::Namespace(one), Self::Namespace(other)) => one.same_as(other),
+            (Self::Namespace(_) | Self::Unusable(_), _) => false,
+        }
     }
 }
 
@@ -221,15 +235,7 @@ impl Cni {
             Ok(message) => message,
             Err(error) => return Err(unreadable(link, &error)),
         };
-        let place = match received.fds.into_iter().next().map(Netns::from_fd).transpose() {
-            Ok(place) => place.map(Place),
-            // The agent named no namespace: its message is understood, this pod can't be served.
-            Err(error) => {
-                error!(target: TARGET, "failed to start proxy: {error}");
-                let text = format!("failure to start proxy : {error}");
-                return link.send(&zds::ack(Some(&text))).map_err(Ended::Broken);
-            }
-        };
+        let place = received.fds.into_iter().next().map(Place::from);
         let actions = self.session.message(message, place, Instant::now());
         self.carry_out(actions, Some(link))?;
         self.tell(true);
@@ -263,9 +269,12 @@ impl Cni {
     }
 
     fn start(&mut self, uid: &Text, info: PodInfo, place: &Place) -> Vec<Action<Place>> {
+        let netns = match place {
+            Place::Namespace(netns) => Some(netns.clone()),
+            Place::Unusable(why) => return self.session.cannot_start(uid, why.to_string(), Instant::now()),
+        };
         let shards = self.settings.shards_of(uid);
-        let pod =
-            Arc::new(Pod { uid: uid.clone(), info, netns: Some(place.0.clone()), kind: PodKind::Workload });
+        let pod = Arc::new(Pod { uid: uid.clone(), info, netns, kind: PodKind::Workload });
         let mut actions = Vec::new();
         for shard in shards {
             if !self.orders.post(shard, Order::Start(pod.clone())) {

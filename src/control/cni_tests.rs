@@ -123,7 +123,9 @@ fn serve(
             done.lock().unwrap().push(format!("stop {uid}"));
             Letter::Stopped { uid, shard }
         }
-        _ => panic!("not an order of this thread"),
+        Order::Look | Order::Drain { .. } | Order::Scrape(_) | Order::Connections(_) => {
+            panic!("not an order of this thread")
+        }
     };
     post.post(letter).unwrap();
 }
@@ -245,17 +247,36 @@ fn what_cannot_be_read_is_refused_and_the_connection_made_anew() {
         assert!(refused.starts_with("failure to read message : ") && refused.contains(says), "{refused}");
         assert_eq!(agent.hears(), None, "the connection goes on");
     }
-    assert_eq!(scene.agent().tells(Message::SnapshotSent), None);
+    let agent = scene.agent();
+    assert_eq!(agent.tells(Message::SnapshotSent), None);
     scene.becomes_ready();
 }
 
 #[test]
-fn a_descriptor_of_no_namespace_is_refused_and_the_connection_goes_on() {
+fn a_descriptor_of_no_namespace_leaves_the_pod_pending_until_it_is_replaced_or_deleted() {
     let scene = Scene::new();
     let agent = scene.agent();
-    let refused = agent.adds("a", "/dev/null").unwrap();
-    assert!(refused.starts_with("failure to start proxy : the descriptor is of no namespace"), "{refused}");
-    assert_eq!(agent.adds("a", HERE), None);
+    assert_eq!(agent.tells(Message::SnapshotSent), None);
+    scene.becomes_ready();
+    for uid in ["replaced", "deleted"] {
+        let refused = agent.adds(uid, "/dev/null").unwrap();
+        let why = "failure to start proxy : the descriptor is of no namespace";
+        assert!(refused.starts_with(why), "{refused}");
+    }
+    assert_eq!(agent.adds("good", HERE), None);
+    scene.becomes("unready", |scene| {
+        let shown = &scene.readiness.pending()[..];
+        matches!(shown, [(_, Some(why))] if why.contains("the descriptor is of no namespace"))
+    });
+    assert_eq!(scene.board.pods().iter().filter(|pod| !pod.up).count(), 2);
+    assert_eq!(agent.adds("replaced", HERE), None);
+    assert_eq!(agent.tells(Message::Del { uid: "deleted".into() }), None);
+    scene.becomes_ready();
+    assert_eq!(
+        scene.done(),
+        twice("start good", &["start replaced"]),
+        "a shard was troubled with no namespace"
+    );
 }
 
 #[test]

@@ -115,7 +115,10 @@ mod tests {
             while let Some(order) = letters.take() {
                 seen.push(match order {
                     Order::Stop { uid, .. } => uid.to_string(),
-                    _ => "look".to_owned(),
+                    Order::Look => "look".to_owned(),
+                    Order::Start(_) | Order::Drain { .. } | Order::Scrape(_) | Order::Connections(_) => {
+                        panic!("nobody posted this")
+                    }
                 });
             }
             if done {

@@ -2,6 +2,7 @@
 //! own. Messages, shards' answers and time go in; orders and acks come out. `control::cni` carries them out.
 //! `N` is a pod's network namespace, equal where it is the same one.
 
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
@@ -42,7 +43,7 @@ enum State {
 }
 
 #[derive(Debug)]
-struct Entry<N> {
+struct Known<N> {
     info: PodInfo,
     place: N,
     /// Tells the answers to this launch from those to an earlier one of the same uid.
@@ -85,7 +86,7 @@ type Placement = Box<dyn Fn(&str) -> Vec<usize> + Send>;
 /// The pods of a node across connections to the agent.
 pub struct Session<N> {
     shards_of: Placement,
-    pods: BTreeMap<Text, Entry<N>>,
+    pods: BTreeMap<Text, Known<N>>,
     owing: HashMap<(Text, usize), VecDeque<Owing>>,
     /// Uids that this connection named before its snapshot was complete.
     named: BTreeSet<Text>,
@@ -160,7 +161,7 @@ impl<N: Clone + PartialEq + Debug> Session<N> {
     }
 
     pub fn view(&self) -> Vec<PodView> {
-        let view = |(uid, entry): (&Text, &Entry<N>)| PodView {
+        let view = |(uid, entry): (&Text, &Known<N>)| PodView {
             uid: uid.clone(),
             info: entry.info.clone(),
             up: entry.state == State::Up,
@@ -226,6 +227,20 @@ impl<N: Clone + PartialEq + Debug> Session<N> {
             None => self.is_up(uid),
             Some(error) => self.has_failed(uid, error, now),
         }
+    }
+
+    /// A start that no shard was asked for: the pod is pending until it is retried, replaced or deleted.
+    pub fn cannot_start(&mut self, uid: &Text, why: String, now: Instant) -> Vec<Action<N>> {
+        let Some(launch) = self.pods.get(uid).map(|entry| entry.launch) else { return Vec::new() };
+        for shard in (self.shards_of)(uid) {
+            if let Entry::Occupied(mut debts) = self.owing.entry((uid.clone(), shard)) {
+                debts.get_mut().retain(|owing| *owing != Owing::Started(launch));
+                if debts.get().is_empty() {
+                    debts.remove();
+                }
+            }
+        }
+        self.is_pending(uid, why, now)
     }
 
     /// An answer of one shard to a stop.
@@ -341,7 +356,7 @@ impl<N: Clone + PartialEq + Debug> Session<N> {
         }
         actions.push(Action::Start { uid: uid.clone(), info: info.clone(), place: place.clone() });
         let state = State::Launching { owing: shards.len(), failure: None, late: false };
-        self.pods.insert(uid, Entry { info, place, launch, state });
+        self.pods.insert(uid, Known { info, place, launch, state });
     }
 
     /// Takes a pod out; answers with its launch and the number of shards that owe a `Stopped`.
@@ -385,12 +400,19 @@ impl<N: Clone + PartialEq + Debug> Session<N> {
 
     /// Some shards may have succeeded: all let go, so that the next try begins with nothing.
     fn has_failed(&mut self, uid: &Text, why: String, now: Instant) -> Vec<Action<N>> {
+        let mut actions = Vec::new();
+        if let Some(launch) = self.pods.get(uid).map(|entry| entry.launch) {
+            self.order_stop(uid, launch, &mut actions);
+        }
+        actions.extend(self.is_pending(uid, why, now));
+        actions
+    }
+
+    fn is_pending(&mut self, uid: &Text, why: String, now: Instant) -> Vec<Action<N>> {
         error!(target: "ztunnel::inpod::workloadmanager", %uid, "failed to start proxy: {why}");
         let mut actions = Vec::new();
         if let Some(entry) = self.pods.get_mut(uid) {
             entry.state = State::Failed(why.clone());
-            let launch = entry.launch;
-            self.order_stop(uid, launch, &mut actions);
         }
         if self.awaits_launch_of(uid) {
             actions.extend(self.answer(Some(format!("failure to start proxy : {why}"))));
@@ -410,7 +432,7 @@ impl<N: Clone + PartialEq + Debug> Session<N> {
             }
             Awaited::Launch => {
                 let mut owed = 0;
-                if let Some(Entry { state: State::Launching { owing, late, .. }, .. }) =
+                if let Some(Known { state: State::Launching { owing, late, .. }, .. }) =
                     self.pods.get_mut(&uid)
                 {
                     (*late, owed) = (true, *owing);
@@ -441,7 +463,7 @@ impl<N: Clone + PartialEq + Debug> Session<N> {
         for (uid, info, place) in failed {
             info!(target: "ztunnel::inpod::workloadmanager", %uid, "retrying workload");
             self.launch(uid.clone(), info, place, &mut actions);
-            if let Some(Entry { state: State::Launching { late, .. }, .. }) = self.pods.get_mut(&uid) {
+            if let Some(Known { state: State::Launching { late, .. }, .. }) = self.pods.get_mut(&uid) {
                 *late = true;
             }
         }

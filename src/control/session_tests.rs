@@ -87,6 +87,26 @@ fn a_bad_pod_is_refused_and_retried_without_hurting_the_others() {
 }
 
 #[test]
+fn a_pod_without_a_namespace_is_retried_and_its_place_may_become_good() {
+    let (mut session, mut now) = (session(), Instant::now());
+    session.connected();
+    session.message(add("none"), Some(1), now);
+    let actions = session.cannot_start(&"none".into(), "no namespace".into(), now);
+    assert_eq!(actions, [Action::Ack(Some("failure to start proxy : no namespace".to_owned()))]);
+    assert_eq!(session.message(Message::SnapshotSent, None, now), [Action::Ack(None)]);
+    for _ in 0..3 {
+        assert!(!session.ready() && session.pending() == 1);
+        now += Duration::from_millis(POD_RETRY_MS);
+        assert!(matches!(session.tick(now).as_slice(), [Action::Start { place: 1, .. }]));
+        assert_eq!(session.cannot_start(&"none".into(), "no namespace".into(), now), []);
+    }
+    let actions = session.message(add("none"), Some(2), now);
+    assert!(matches!(actions.as_slice(), [Action::Start { place: 2, .. }]), "{actions:?}");
+    assert_eq!(all_started(&mut session, "none", &Ok(()), now), [Action::Ack(None)]);
+    assert!(session.ready());
+}
+
+#[test]
 fn shards_that_are_late_cost_a_refusal_in_time_and_the_pod_still_comes_up() {
     let (mut session, mut now) = (session(), Instant::now());
     session.connected();

@@ -24,13 +24,13 @@ pub struct LocalSource {
 }
 
 enum From {
-    File { path: PathBuf, watch: Watch },
+    File { path: PathBuf, watch: Box<Watch> },
     Text { text: String, read: bool },
 }
 
 impl LocalSource {
     pub fn file(path: PathBuf, local_node: Option<Text>) -> Self {
-        let watch = Watch::new(path.clone());
+        let watch = Box::new(Watch::new(path.clone()));
         Self { from: From::File { path, watch }, local_node }
     }
 

@@ -29,6 +29,7 @@ pub fn settings() -> Settings {
         frame_bytes: 1 << 20,
         pool_streams: 100,
         pool_idle: Duration::from_secs(300),
+        certificate_deadline: Duration::from_secs(1),
         termination_deadline: Duration::from_secs(5),
         response_baggage: false,
         localhost_app_tunnel: true,

@@ -15,6 +15,7 @@ use crate::mesh::route::Refuse;
 use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::{TunnelProtocol, Workload};
 use crate::path::record::{About, Record, Side, deny_early, outcome};
+use crate::path::unrelayed::Unrelayed;
 use crate::shard::closer::Closer;
 use crate::shard::failure::Failure;
 use crate::shard::link::accept_tunnel;
@@ -95,33 +96,18 @@ pub(super) async fn answer(world: Rc<PodWorld>, link: Rc<Link>, stream: Rc<Strea
     record.close(outcome(relay.run().await));
 }
 
-/// A stream that nobody relays yet; dropping it answers nothing more and gives it up.
-struct Unanswered {
-    tunnel: Rc<Tunnel>,
-    stream: Rc<Stream>,
-    relayed: bool,
-}
-
-impl Drop for Unanswered {
-    fn drop(&mut self) {
-        if !self.relayed {
-            self.tunnel.release(&self.stream);
-        }
-    }
-}
-
 async fn prepare(
     world: &Rc<PodWorld>,
     link: &Link,
     stream: Rc<Stream>,
     head: &RequestHead,
 ) -> Option<(StreamRelay, Record, Entered)> {
-    let mut unanswered = Unanswered { tunnel: link.tunnel.clone(), stream, relayed: false };
-    let stream = unanswered.stream.clone();
+    let unrelayed = Unrelayed::new(link.tunnel.clone(), stream);
+    let stream = &unrelayed.stream;
     let refuse = |status| {
-        link.tunnel.respond(&stream, status, None, true);
+        link.tunnel.respond(stream, status, None, true);
         // The answer is whole, and nothing more of the request is wanted (RFC 9113 section 8.1).
-        link.tunnel.reset(&stream, Code::NO_ERROR);
+        link.tunnel.reset(stream, Code::NO_ERROR);
     };
     let (snapshot, local, found) = match check(world, link, head).await {
         Ok(checked) => checked,
@@ -148,7 +134,7 @@ async fn prepare(
         },
     );
     let closer = Closer::default();
-    closer.wake(unanswered.stream.signal.clone());
+    closer.wake(stream.signal.clone());
     let entered = world.shard.table.enter(Entry {
         pod: world.pod.uid.clone(),
         src: link.source.0,
@@ -173,10 +159,10 @@ async fn prepare(
     };
     let baggage = world.shard.settings.response_baggage.then(|| baggage_of(&local));
     let baggage = baggage.as_deref().filter(|baggage| !baggage.is_empty());
-    link.tunnel.respond(&unanswered.stream, 200, baggage, false);
+    link.tunnel.respond(stream, 200, baggage, false);
     let relay = StreamRelay {
         app: Rc::new(app),
-        stream: unanswered.stream.clone(),
+        stream: unrelayed.relayed(),
         tunnel: link.tunnel.clone(),
         meter: record.meter().clone(),
         buffers: world.shard.buffers.clone(),
@@ -184,7 +170,6 @@ async fn prepare(
         closer,
         clean: false,
     };
-    unanswered.relayed = true;
     Some((relay, record, entered))
 }
 

@@ -7,6 +7,7 @@ pub mod passthrough;
 pub mod record;
 #[cfg(test)]
 mod tests;
+mod unrelayed;
 
 use std::rc::Rc;
 

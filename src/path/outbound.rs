@@ -14,6 +14,7 @@ use crate::mesh::labels::{Reporter, Security};
 use crate::mesh::route::{Carrier, Plan, Refuse, Request, route, self_call};
 use crate::mesh::workload::Workload;
 use crate::path::record::{About, Record, Side, deny_early, outcome};
+use crate::path::unrelayed::Unrelayed;
 use crate::shard::closer::Closer;
 use crate::shard::failure::{Failure, Status};
 use crate::shard::link::dial_tunnel;
@@ -23,8 +24,9 @@ use crate::shard::pool::{Key, Reservation};
 use crate::shard::relay::{Ending, StreamRelay};
 use crate::shard::socket::Socket;
 use crate::shard::splice::Splice;
-use crate::shard::stream::{Answer, Stream};
+use crate::shard::stream::{Answer, Cut, Stream};
 use crate::shard::table::{Entered, Entry, Original};
+use crate::shard::tunnel::Tunnel;
 use crate::shard::within;
 use crate::sys::origdst::original_destination;
 use crate::wire::access_log::Direction;
@@ -148,40 +150,44 @@ async fn tunnel(
     record: &Record,
     closer: Closer,
 ) -> Result<Carried, Failure> {
-    let (reservation, stream) = match open_stream(world, source, local, plan).await {
-        Ok(opened) => opened,
-        Err(failure) => {
-            app.abort();
-            return Err(failure);
-        }
-    };
-    closer.wake(stream.signal.clone());
+    let mut held = Held { app: Rc::new(app), reached: false };
+    let (reservation, unrelayed) = reach(world, source, local, plan).await?;
+    held.reached = true;
+    closer.wake(unrelayed.stream.signal.clone());
     let relay = StreamRelay {
-        app: Rc::new(app),
-        stream,
+        app: held.app.clone(),
         tunnel: reservation.tunnel.clone(),
+        stream: unrelayed.relayed(),
         meter: record.meter().clone(),
         buffers: world.shard.buffers.clone(),
         way: Way::ToServer,
         closer,
         clean: false,
     };
-    // Where it isn't 200, dropping the relay resets both sides.
-    let answer = within(limits::CONNECT_ANSWER_DEADLINE_MS, answer_of(&relay.stream)).await;
-    match answer.ok_or(Failure::ConnectDeadline)??.status {
-        200 => Ok(Carried::Tunnel(relay, reservation)),
-        status => Err(Failure::Status(Status(status))),
+    Ok(Carried::Tunnel(relay, reservation))
+}
+
+/// An application that waits until its far side is reached. Dropped before that, it is reset.
+struct Held {
+    app: Rc<Socket>,
+    reached: bool,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if !self.reached {
+            self.app.abort();
+        }
     }
 }
 
-/// Asks for a stream on a pooled tunnel. A tunnel that was found full or going away in the meantime is left for
-/// another one, a bounded number of times.
-async fn open_stream(
+/// A stream whose CONNECT was answered with 200.
+async fn reach(
     world: &Rc<PodWorld>,
     source: Source,
     local: &Arc<Workload>,
     plan: &Plan,
-) -> Result<(Reservation, Rc<Stream>), Failure> {
+) -> Result<(Reservation, Unrelayed), Failure> {
     let key = Key {
         source: source.ip(),
         identity: local.identity(),
@@ -198,24 +204,62 @@ async fn open_stream(
         traceparent: Some(&traceparent),
         x_forwarded_network: None,
     };
-    let mut refused = None;
-    for _ in 0..limits::TUNNEL_TRIES {
-        let reservation = world.pool.acquire(&key, || dial_tunnel(world.clone(), key.clone())).await?;
-        match reservation.tunnel.open(&head) {
-            Ok(stream) => return Ok((reservation, stream)),
-            Err(error) => refused = Some(error),
-        }
-    }
-    Err(Failure::Http2(refused.map_or_else(String::new, |error| error.to_string())))
+    let first = acquire(world, &key).await?;
+    let asked = within(limits::CONNECT_ANSWER_DEADLINE_MS, ask_again(world, &key, &head, first)).await;
+    asked.ok_or(Failure::ConnectDeadline)?
 }
 
-async fn answer_of(stream: &Stream) -> Result<Answer, Failure> {
+async fn acquire(world: &Rc<PodWorld>, key: &Key) -> Result<Reservation, Failure> {
+    world.pool.acquire(key, || dial_tunnel(world.clone(), key.clone())).await
+}
+
+/// Asks on one tunnel after another, a bounded number of times: nothing of the application's has been taken yet, so
+/// a request that no tunnel answered may be made again.
+async fn ask_again(
+    world: &Rc<PodWorld>,
+    key: &Key,
+    head: &ConnectHead<'_>,
+    mut reservation: Reservation,
+) -> Result<(Reservation, Unrelayed), Failure> {
+    let mut tries = 1;
+    loop {
+        match ask(&reservation.tunnel, head).await {
+            Ok(stream) => return Ok((reservation, stream)),
+            Err(Unasked::Unheard(_)) if tries < limits::TUNNEL_TRIES => tries += 1,
+            Err(Unasked::Unheard(failure) | Unasked::Answered(failure)) => return Err(failure),
+        }
+        drop(reservation);
+        reservation = acquire(world, key).await?;
+    }
+}
+
+/// Why a request came to nothing.
+enum Unasked {
+    /// The tunnel was full, going away or lost before it answered: another may do better.
+    Unheard(Failure),
+    Answered(Failure),
+}
+
+async fn ask(tunnel: &Rc<Tunnel>, head: &ConnectHead<'_>) -> Result<Unrelayed, Unasked> {
+    let stream = tunnel.open(head).map_err(|error| Unasked::Unheard(Failure::Http2(error.to_string())))?;
+    let asked = Unrelayed::new(tunnel.clone(), stream);
+    match answer_of(&asked.stream).await {
+        Ok(Answer { status: 200, .. }) => Ok(asked),
+        Ok(Answer { status, .. }) => Err(Unasked::Answered(Failure::Status(Status(status)))),
+        Err(cut) => {
+            let failure = Failure::Http2(format!("no answer: {cut}"));
+            Err(if cut.may_try_again() { Unasked::Unheard(failure) } else { Unasked::Answered(failure) })
+        }
+    }
+}
+
+async fn answer_of(stream: &Stream) -> Result<Answer, Cut> {
     loop {
         if let Some(answer) = stream.take_answer() {
             return Ok(answer);
         }
-        if let Some(code) = stream.reset_by_peer() {
-            return Err(Failure::Http2(format!("stream reset before the answer: {code}")));
+        if let Some(cut) = stream.cut() {
+            return Err(cut);
         }
         stream.signal.wait().await;
     }

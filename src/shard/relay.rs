@@ -13,7 +13,7 @@ use crate::shard::half_close::HalfClose;
 use crate::shard::meter::{Meter, Way};
 use crate::shard::ready::{Woke, wait};
 use crate::shard::socket::Socket;
-use crate::shard::stream::Stream;
+use crate::shard::stream::{Cut, Stream};
 use crate::shard::tunnel::Tunnel;
 use crate::wire::h2::Code;
 
@@ -111,10 +111,10 @@ impl StreamRelay {
         if pumped == Pumped::Failed || self.stream.sink_failed().is_some() {
             return Some(Ending::Reset);
         }
-        match self.stream.reset_by_peer() {
+        match self.stream.cut() {
             // A peer that resets without an error has no more to say and wants no more (RFC 9113 section 8.1).
-            Some(Code::NO_ERROR) if !self.stream.has_waiting() => return Some(Ending::Finished),
-            Some(Code::NO_ERROR) | None => {}
+            Some(Cut::Reset(Code::NO_ERROR)) if !self.stream.has_waiting() => return Some(Ending::Finished),
+            Some(Cut::Reset(Code::NO_ERROR)) | None => {}
             Some(_) => return Some(Ending::Reset),
         }
         let finished = match (pumped == Pumped::Finished, self.stream.drained()) {

@@ -19,7 +19,11 @@ fn ring(cooperative: bool) -> io::Result<RingRuntime> {
     if cooperative {
         ring.setup_coop_taskrun().setup_single_issuer();
     }
-    RuntimeBuilder::<IoUringDriver>::new().uring_builder(ring).with_entries(RING_ENTRIES).enable_timer().build()
+    RuntimeBuilder::<IoUringDriver>::new()
+        .uring_builder(ring)
+        .with_entries(RING_ENTRIES)
+        .enable_timer()
+        .build()
 }
 
 /// How a shard waits.

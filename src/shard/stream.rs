@@ -22,7 +22,7 @@ pub struct Stream {
     peer_finished: Cell<bool>,
     /// The application has finished too: closing its socket sends the FIN.
     app_finished: Cell<bool>,
-    reset: Cell<Option<Code>>,
+    cut: Cell<Option<Cut>>,
     /// The application's socket failed while it was being written.
     sink_failed: Cell<Option<ErrorKind>>,
     /// When the stream last made progress; streams that wait for the tunnel go in this order.
@@ -34,6 +34,25 @@ pub struct Stream {
 pub struct Answer {
     pub status: u16,
     pub baggage: Option<Vec<u8>>,
+}
+
+/// What ended a stream before both of its sides did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Cut {
+    /// The peer reset it, or refused it: REFUSED_STREAM also where it is above the last one of a GOAWAY.
+    #[error("stream reset: {0}")]
+    Reset(Code),
+    /// Its tunnel ended under it.
+    #[error("stream lost with its tunnel")]
+    Lost,
+}
+
+impl Cut {
+    /// Whether the same request may find its way by another tunnel. The peer has not looked at one that it
+    /// refused (RFC 9113 section 8.7); one that was lost has at least got no answer.
+    pub fn may_try_again(self) -> bool {
+        matches!(self, Self::Lost | Self::Reset(Code::REFUSED_STREAM))
+    }
 }
 
 struct Sink {
@@ -60,7 +79,7 @@ impl Stream {
             sink: RefCell::default(),
             peer_finished: Cell::new(false),
             app_finished: Cell::new(false),
-            reset: Cell::new(None),
+            cut: Cell::new(None),
             sink_failed: Cell::new(None),
             progress: Cell::new(0),
         })
@@ -75,8 +94,8 @@ impl Stream {
         self.answer.take()
     }
 
-    pub fn reset_by_peer(&self) -> Option<Code> {
-        self.reset.get()
+    pub fn cut(&self) -> Option<Cut> {
+        self.cut.get()
     }
 
     pub fn sink_failed(&self) -> Option<ErrorKind> {
@@ -171,7 +190,7 @@ impl Stream {
 
     /// Payload from the peer: returns how much the application took at once.
     pub(super) fn on_payload(&self, parts: &[IoSlice<'_>], total: usize) -> usize {
-        if self.sink_failed.get().is_some() || self.reset.get().is_some() {
+        if self.sink_failed.get().is_some() || self.cut.get().is_some() {
             return total;
         }
         let mut sent = 0;
@@ -222,9 +241,9 @@ impl Stream {
         self.signal.raise();
     }
 
-    pub(super) fn on_reset(&self, code: Code) {
-        if self.reset.get().is_none() {
-            self.reset.set(Some(code));
+    pub(super) fn on_cut(&self, cut: Cut) {
+        if self.cut.get().is_none() {
+            self.cut.set(Some(cut));
             self.signal.raise();
         }
     }

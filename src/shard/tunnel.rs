@@ -17,7 +17,7 @@ use crate::shard::shard::within;
 use crate::shard::signal::Signal;
 use crate::shard::socket::Socket;
 use crate::shard::stats::{Stats, bump};
-use crate::shard::stream::{Answer, Stream};
+use crate::shard::stream::{Answer, Cut, Stream};
 pub use crate::shard::tunnel_state::TunnelEnd;
 use crate::shard::tunnel_state::{Read, State};
 use crate::tls::handshake::{Established, PeerCertificates};
@@ -343,7 +343,7 @@ impl Tunnel {
             }
             Event::Reset { stream, code } => {
                 if let Some(found) = self.stream(stream) {
-                    found.on_reset(code);
+                    found.on_cut(Cut::Reset(code));
                 }
             }
             Event::Writable { stream } => {
@@ -392,7 +392,7 @@ impl Tunnel {
             streams
         };
         for stream in streams.into_values() {
-            stream.on_reset(Code::CANCEL);
+            stream.on_cut(Cut::Lost);
         }
         if *end == TunnelEnd::PeerClosed || *end == TunnelEnd::Finished {
             self.socket.finish();

@@ -219,11 +219,12 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_with_bytes_before_it_is_an_error_on_read() {
+    fn bytes_before_a_reset_can_be_read_and_then_it_is_an_error() {
         let (a, b) = tcp_pair();
         assert_eq!(send(a.as_fd(), b"first").unwrap(), 5);
         reset(a.as_fd()).unwrap();
         wait_readable(b.as_fd());
+        assert_eq!(recv(b.as_fd(), &mut [0; 8]).unwrap(), 5);
         assert_eq!(recv(b.as_fd(), &mut [0; 8]).unwrap_err().raw_os_error(), Some(libc::ECONNRESET));
     }
 }

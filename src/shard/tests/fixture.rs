@@ -262,7 +262,7 @@ impl Pair {
         let (inner, outer) = connected(buffer_bytes);
         let closer = Closer::default();
         closer.wake(stream.signal.clone());
-        let relay = StreamRelay {
+        let relay = Box::new(StreamRelay {
             app: Rc::new(inner),
             stream: stream.clone(),
             tunnel: tunnel.clone(),
@@ -271,7 +271,7 @@ impl Pair {
             way,
             closer: closer.clone(),
             clean: false,
-        };
+        });
         let gate = self.gate.clone();
         let ending = monoio::spawn(async move { gate.run(relay.run()).await });
         End { app: App(Rc::new(outer)), stream, closer, ending }
@@ -300,7 +300,7 @@ async fn answered(stream: &Stream) {
             assert_eq!(answer.status, 200);
             return;
         }
-        assert_eq!(stream.reset_by_peer(), None);
+        assert_eq!(stream.cut(), None);
         stream.signal.wait().await;
     }
 }

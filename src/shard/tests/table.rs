@@ -23,12 +23,14 @@ fn entry(port: u16, workload: Option<&Arc<Workload>>, closer: &Closer) -> Entry 
         actual_dst: destination,
         protocol: LiveProtocol::Tcp,
         closer: closer.clone(),
-        subject: workload.map(|workload| Box::new(Subject {
-            source: "10.0.0.1".parse().unwrap(),
-            identity: None,
-            destination,
-            workload: workload.clone(),
-        })),
+        subject: workload.map(|workload| {
+            Box::new(Subject {
+                source: "10.0.0.1".parse().unwrap(),
+                identity: None,
+                destination,
+                workload: workload.clone(),
+            })
+        }),
     }
 }
 

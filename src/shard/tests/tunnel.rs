@@ -2,6 +2,7 @@
 
 use crate::shard::pool::Carries;
 use crate::shard::relay::Ending;
+use crate::shard::stream::Cut;
 use crate::shard::tests::fixture::{Pair, head, on_both_loops, random_bytes, settings, turn, until};
 use crate::shard::tunnel::TunnelEnd;
 use crate::sys::io;
@@ -140,12 +141,12 @@ fn a_stream_given_up_before_its_answer_is_reset() {
         pair.client.release(&given_up);
         let early = pair.open();
         let (first, second) = (pair.arrival().await, pair.arrival().await);
-        until(|| first.reset_by_peer() == Some(Code::CANCEL)).await;
+        until(|| first.cut() == Some(Cut::Reset(Code::CANCEL))).await;
         let gone = pair.relay_far(first, None);
         assert!(gone.app.is_reset().await);
         assert_eq!(gone.ending.await, Some(Ending::Reset));
         pair.client.release(&early);
-        until(|| second.reset_by_peer() == Some(Code::CANCEL)).await;
+        until(|| second.cut() == Some(Cut::Reset(Code::CANCEL))).await;
         pair.server.release(&second);
         assert_eq!((pair.client.streams(), pair.server.streams()), (0, 0));
         let (near, far) = pair.through().await;
@@ -180,7 +181,7 @@ fn data_and_a_reset_before_the_application_was_there_end_in_a_reset() {
         pair.client.send_small(&stream, b"early");
         pair.client.reset(&stream, Code::INTERNAL_ERROR);
         let arrived = pair.arrival().await;
-        until(|| arrived.reset_by_peer().is_some()).await;
+        until(|| arrived.cut().is_some()).await;
         let far = pair.relay_far(arrived, None);
         assert!(far.app.is_reset().await);
         assert_eq!(far.ending.await, Some(Ending::Reset));
@@ -211,7 +212,7 @@ fn a_reset_without_an_error_costs_no_byte_of_the_answer() {
         }
         pair.server.finish(&arrived);
         pair.server.reset(&arrived, Code::NO_ERROR);
-        until(|| near.stream.reset_by_peer() == Some(Code::NO_ERROR)).await;
+        until(|| near.stream.cut() == Some(Cut::Reset(Code::NO_ERROR))).await;
         assert!(near.app.read_to_end().await.unwrap() == bytes);
         assert_eq!(near.ending.await, Some(Ending::Finished));
         pair.server.release(&arrived);

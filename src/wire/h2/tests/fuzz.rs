@@ -4,7 +4,7 @@ use super::super::{connect_block, fuzz_frames, fuzz_hpack};
 use super::{HEAD, block, connect, frame, seeded};
 
 #[test]
-fn frames_random_and_mutated() {
+fn fuzz_frames_survives_random_and_mutated_ones() {
     let mut random = seeded(0x5eed);
     for turn in 0..6_000 {
         let mut input = vec![random.u8(..), random.u8(..)];
@@ -42,7 +42,7 @@ fn likely(random: &mut fastrand::Rng) -> Vec<u8> {
 }
 
 #[test]
-fn header_blocks_random_and_mutated() {
+fn fuzz_hpack_survives_random_and_mutated_blocks() {
     let mut random = seeded(0xb10c);
     for _ in 0..6_000 {
         let mut input = Vec::new();
