@@ -268,7 +268,9 @@ fn a_descriptor_of_no_namespace_leaves_the_pod_pending_until_it_is_replaced_or_d
         let shown = &scene.readiness.pending()[..];
         matches!(shown, [(_, Some(why))] if why.contains("the descriptor is of no namespace"))
     });
-    assert_eq!(scene.board.pods().iter().filter(|pod| !pod.up).count(), 2);
+    scene.becomes("both pods shown as pending", |scene| {
+        scene.board.pods().iter().filter(|pod| !pod.up).count() == 2
+    });
     assert_eq!(agent.adds("replaced", HERE), None);
     assert_eq!(agent.tells(Message::Del { uid: "deleted".into() }), None);
     scene.becomes_ready();

@@ -183,6 +183,7 @@ impl Drop for StreamRelay {
             self.tunnel.reset(&self.stream, Code::CANCEL);
             self.app.abort();
         }
+        self.stream.detach();
         self.tunnel.release(&self.stream);
     }
 }

@@ -155,6 +155,11 @@ impl Stream {
         }
     }
 
+    /// Lets go of the application's socket: whoever still holds the stream doesn't keep it open.
+    pub fn detach(&self) {
+        *self.sink.borrow_mut() = None;
+    }
+
     /// The application has sent its last byte.
     pub fn app_finished(&self) {
         self.app_finished.set(true);
