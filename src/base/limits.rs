@@ -181,3 +181,6 @@ pub const LOG_LINES_A_WRITE: usize = 64;
 pub const LOG_LINES_WAIT_MS: u64 = 100;
 /// How long the end of the process waits for the last lines (the reference's value).
 pub const LOGS_FINISH_MS: u64 = 1_000;
+// shard, on epoll
+/// Tasks that always find their sockets ready rest this often, for one timer tick (1 ms), so that timers fire.
+pub const REST_EVERY_MS: u64 = 20;

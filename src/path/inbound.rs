@@ -101,7 +101,7 @@ async fn prepare(
     link: &Link,
     stream: Rc<Stream>,
     head: &RequestHead,
-) -> Option<(Box<StreamRelay>, Record, Entered)> {
+) -> Option<(StreamRelay, Record, Entered)> {
     let unrelayed = Unrelayed::new(link.tunnel.clone(), stream);
     let stream = &unrelayed.stream;
     let refuse = |status| {
@@ -160,7 +160,7 @@ async fn prepare(
     let baggage = world.shard.settings.response_baggage.then(|| baggage_of(&local));
     let baggage = baggage.as_deref().filter(|baggage| !baggage.is_empty());
     link.tunnel.respond(stream, 200, baggage, false);
-    let relay = Box::new(StreamRelay {
+    let relay = StreamRelay {
         app: Rc::new(app),
         stream: unrelayed.relayed(),
         tunnel: link.tunnel.clone(),
@@ -169,7 +169,7 @@ async fn prepare(
         way: Way::ToClient,
         closer,
         clean: false,
-    });
+    };
     Some((relay, record, entered))
 }
 

@@ -5,6 +5,8 @@ pub mod inbound;
 pub mod outbound;
 pub mod passthrough;
 pub mod record;
+#[cfg(test)]
+mod tests;
 mod unrelayed;
 
 use std::rc::Rc;

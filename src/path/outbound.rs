@@ -1,7 +1,9 @@
 //! A pod's application calls somebody: port 15001. Captured address -> plan -> tunnel or plain dial -> relay.
 
+use std::cell::Cell;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -19,7 +21,7 @@ use crate::shard::link::dial_tunnel;
 use crate::shard::meter::Way;
 use crate::shard::pod::{Accepted, PodWorld};
 use crate::shard::pool::{Key, Reservation};
-use crate::shard::relay::StreamRelay;
+use crate::shard::relay::{Ending, StreamRelay};
 use crate::shard::socket::Socket;
 use crate::shard::splice::Splice;
 use crate::shard::stream::{Answer, Cut, Stream};
@@ -37,24 +39,34 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
     // Getting there needs much more room than being there, so it is given back on arrival.
     let Some(underway) = Box::pin(prepare(&world, fd, source)).await else { return };
     drop(world);
-    let Underway { carried, record, entered: _entered } = underway;
-    let ending = match carried {
-        Carried::Tunnel(relay, _reservation) => relay.run().await,
-        Carried::Plain(splice) => splice.run().await,
-    };
-    record.close(outcome(ending));
+    let Underway { running, record, entered: _entered } = underway;
+    record.close(outcome(running.await));
 }
 
 /// A connection that has arrived on both sides.
 struct Underway {
-    carried: Carried,
+    running: Pin<Box<dyn Future<Output = Ending>>>,
     record: Record,
     entered: Entered,
 }
 
 enum Carried {
-    Tunnel(Box<StreamRelay>, Reservation),
-    Plain(Box<Splice>),
+    Tunnel(StreamRelay, Reservation),
+    Plain(Splice),
+}
+
+impl Carried {
+    /// In a box of the size that it needs: a tunnelled connection is half as large as a plain one.
+    fn run(self) -> Pin<Box<dyn Future<Output = Ending>>> {
+        match self {
+            Self::Tunnel(relay, reservation) => Box::pin(async move {
+                let ending = relay.run().await;
+                drop(reservation);
+                ending
+            }),
+            Self::Plain(splice) => Box::pin(splice.run()),
+        }
+    }
 }
 
 async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Underway> {
@@ -77,7 +89,7 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Un
         Carrier::Hbone => tunnel(world, app, source, &local, &plan, &record, closer).await,
     };
     match carried {
-        Ok(carried) => Some(Underway { carried, record, entered }),
+        Ok(carried) => Some(Underway { running: carried.run(), record, entered }),
         Err(failure) => {
             record.close(Err(failure));
             None
@@ -126,7 +138,7 @@ async fn splice(
         }
     };
     let (meter, buffers) = (record.meter().clone(), world.shard.buffers.clone());
-    Ok(Carried::Plain(Box::new(Splice { client, server, meter, buffers, closer, clean: false })))
+    Ok(Carried::Plain(Splice { client, server, meter, buffers, closer, clean: Cell::new(false) }))
 }
 
 async fn tunnel(
@@ -142,7 +154,7 @@ async fn tunnel(
     let (reservation, unrelayed) = reach(world, source, local, plan).await?;
     held.reached = true;
     closer.wake(unrelayed.stream.signal.clone());
-    let relay = Box::new(StreamRelay {
+    let relay = StreamRelay {
         app: held.app.clone(),
         tunnel: reservation.tunnel.clone(),
         stream: unrelayed.relayed(),
@@ -151,7 +163,7 @@ async fn tunnel(
         way: Way::ToServer,
         closer,
         clean: false,
-    });
+    };
     Ok(Carried::Tunnel(relay, reservation))
 }
 

@@ -1,5 +1,6 @@
 //! Somebody outside the mesh calls a pod in plain text: port 15006. Policies decide without an identity.
 
+use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 
@@ -26,11 +27,7 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
     record.close(outcome(splice.run().await));
 }
 
-async fn prepare(
-    world: &Rc<PodWorld>,
-    fd: OwnedFd,
-    source: Source,
-) -> Option<(Box<Splice>, Record, Entered)> {
+async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(Splice, Record, Entered)> {
     let shard = &world.shard;
     let target = original_destination(fd.as_fd()).ok()?;
     let client = Socket::new(fd).ok()?;
@@ -45,7 +42,7 @@ async fn prepare(
     match reach(world, source, target, &entered).await {
         Ok(server) => {
             let (meter, buffers) = (record.meter().clone(), shard.buffers.clone());
-            let splice = Box::new(Splice { client, server, meter, buffers, closer, clean: false });
+            let splice = Splice { client, server, meter, buffers, closer, clean: Cell::new(false) };
             Some((splice, record, entered))
         }
         Err(failure) => {

@@ -41,7 +41,7 @@ pub(super) async fn carry_out(shard: &Rc<Shard>, orders: Letterbox<Order>) {
         let never = pin!(None::<std::future::Pending<()>>);
         match wait(&drained, ringing.as_mut(), never).await {
             Woke::Signal => return,
-            Woke::Readable | Woke::Writable => ringing.set(None),
+            Woke::Readable | Woke::Writable => {}
         }
     }
 }

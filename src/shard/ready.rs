@@ -1,10 +1,13 @@
 //! Waiting for the first of a signal and a socket's two readinesses, in one small future. The readiness futures are
 //! kept by the caller, so that a wake-up by the signal doesn't cost a new ring entry.
 
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::task::Poll;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
+use crate::base::limits;
 use crate::shard::signal::Signal;
 
 /// What happened.
@@ -16,27 +19,57 @@ pub enum Woke {
 }
 
 /// Waits for the first of the three; an absent readiness never comes. An error of a wait shows at the next call on
-/// the socket, so it counts as ready.
+/// the socket, so it counts as ready. What is ready at once, which only epoll tells, still lets others run first:
+/// a busy socket must not keep the shard to itself.
 pub async fn wait<R: Future, W: Future>(
     signal: &Signal,
     mut readable: Pin<&mut Option<R>>,
     mut writable: Pin<&mut Option<W>>,
 ) -> Woke {
-    poll_fn(move |context| {
+    let mut polls = 0;
+    let woke = poll_fn(|context| {
+        polls += 1;
         if signal.poll(context).is_ready() {
             return Poll::Ready(Woke::Signal);
         }
-        if let Some(readable) = readable.as_mut().as_pin_mut()
-            && readable.poll(context).is_ready()
-        {
+        if poll_slot(readable.as_mut(), context) {
             return Poll::Ready(Woke::Readable);
         }
-        if let Some(writable) = writable.as_mut().as_pin_mut()
-            && writable.poll(context).is_ready()
-        {
+        if poll_slot(writable.as_mut(), context) {
             return Poll::Ready(Woke::Writable);
         }
         Poll::Pending
     })
-    .await
+    .await;
+    if polls == 1 && woke != Woke::Signal {
+        Box::pin(give_way()).await;
+    }
+    woke
+}
+
+/// Polls a slot; a finished one is emptied.
+pub fn poll_slot<F: Future>(mut slot: Pin<&mut Option<F>>, context: &mut Context<'_>) -> bool {
+    let done = slot.as_mut().as_pin_mut().is_some_and(|future| future.poll(context).is_ready());
+    if done {
+        slot.set(None);
+    }
+    done
+}
+
+thread_local! {
+    /// When tasks that are always ready rest again, so that timers are looked at.
+    static REST_AT: Cell<Option<Instant>> = const { Cell::new(None) };
+}
+
+/// Lets the shard's other tasks run that are ready now. The event loop looks at its timers only when no task is
+/// ready, so now and then all that give way wait for a timer themselves.
+pub async fn give_way() {
+    let rests = REST_AT.get().is_none_or(|at| Instant::now() >= at);
+    if rests {
+        monoio::time::sleep(Duration::ZERO).await;
+        REST_AT.set(Some(Instant::now() + Duration::from_millis(limits::REST_EVERY_MS)));
+    } else {
+        // A task that wakes itself runs next; one that waits for a new task runs behind all others.
+        monoio::spawn(async {}).await;
+    }
 }

@@ -59,7 +59,7 @@ enum Pumped {
 
 impl StreamRelay {
     /// Relays until both sides have ended or something ended both. Dropped before that, it resets both.
-    pub async fn run(mut self: Box<Self>) -> Ending {
+    pub async fn run(mut self) -> Ending {
         let down = match self.way {
             Way::ToServer => Way::ToClient,
             Way::ToClient => Way::ToServer,
@@ -96,13 +96,9 @@ impl StreamRelay {
                     }
                 }
                 Woke::Readable => {
-                    readable.set(None);
                     pumped = self.pump(&mut slots);
                 }
-                Woke::Writable => {
-                    writable.set(None);
-                    self.stream.hand_over_waiting();
-                }
+                Woke::Writable => self.stream.hand_over_waiting(),
             }
         }
     }

@@ -1,8 +1,9 @@
 //! Bytes between two plain sockets: passthrough and inbound plaintext. Endings are carried as in `shard::relay`.
 
+use std::cell::Cell;
 use std::future::{Future, poll_fn};
 use std::io::ErrorKind;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::Rc;
 use std::task::Poll;
 
@@ -10,6 +11,7 @@ use crate::shard::buffers::Buffers;
 use crate::shard::closer::Closer;
 use crate::shard::half_close::HalfClose;
 use crate::shard::meter::{Meter, Way};
+use crate::shard::ready::{give_way, poll_slot};
 use crate::shard::relay::Ending;
 use crate::shard::socket::Socket;
 
@@ -26,7 +28,7 @@ pub struct Splice {
     pub buffers: Rc<Buffers>,
     pub closer: Closer,
     /// Set at the end where both sides finished in order.
-    pub clean: bool,
+    pub clean: Cell<bool>,
 }
 
 /// One direction. `waiting` is what the far side didn't take; while there is any, nothing more is read.
@@ -47,10 +49,13 @@ enum Flow {
 
 impl Splice {
     /// Relays until both sides have ended or something ended both. Dropped before that, it resets both.
-    pub async fn run(mut self: Box<Self>) -> Ending {
-        let ending = self.carry().await;
-        self.clean = ending == Ending::Finished;
-        ending
+    #[expect(clippy::manual_async_fn, reason = "an async fn would hold all of it twice")]
+    pub fn run(self) -> impl Future<Output = Ending> {
+        async move {
+            let ending = self.carry().await;
+            self.clean.set(ending == Ending::Finished);
+            ending
+        }
     }
 
     async fn carry(&self) -> Ending {
@@ -58,10 +63,8 @@ impl Splice {
         let mut up = Direction::new(Way::ToServer);
         let mut down = Direction::new(Way::ToClient);
         let mut half_close = HalfClose::default();
-        let mut client_readable = pin!(None);
-        let mut client_writable = pin!(None);
-        let mut server_readable = pin!(None);
-        let mut server_writable = pin!(None);
+        let mut up_ready = pin!(None);
+        let mut down_ready = pin!(None);
         loop {
             if let Some(reason) = self.closer.reason() {
                 return Ending::Closed(reason);
@@ -77,20 +80,24 @@ impl Splice {
             {
                 return ending;
             }
-            arm(client_readable.as_mut(), up.wants_read(), || self.client.readable());
-            arm(server_writable.as_mut(), up.wants_write(), || Box::pin(self.server.writable()));
-            arm(server_readable.as_mut(), down.wants_read(), || self.server.readable());
-            arm(client_writable.as_mut(), down.wants_write(), || Box::pin(self.client.writable()));
+            if up_ready.is_none() && up.state == Flow::Open {
+                up_ready.set(Some(ready(&self.client, &self.server, up.wants_read())));
+            }
+            if down_ready.is_none() && down.state == Flow::Open {
+                down_ready.set(Some(ready(&self.server, &self.client, down.wants_read())));
+            }
+            let mut polls = 0;
             let (to_server, to_client) = poll_fn(|context| {
-                let mut woken = signal.poll(context).is_ready();
-                let to_server = poll_slot(client_readable.as_mut(), context)
-                    | poll_slot(server_writable.as_mut(), context);
-                let to_client = poll_slot(server_readable.as_mut(), context)
-                    | poll_slot(client_writable.as_mut(), context);
-                woken |= to_server | to_client;
-                if woken { Poll::Ready((to_server, to_client)) } else { Poll::Pending }
+                polls += 1;
+                let told = signal.poll(context).is_ready();
+                let to_server = poll_slot(up_ready.as_mut(), context);
+                let to_client = poll_slot(down_ready.as_mut(), context);
+                if told | to_server | to_client { Poll::Ready((to_server, to_client)) } else { Poll::Pending }
             })
             .await;
+            if polls == 1 && (to_server || to_client) {
+                Box::pin(give_way()).await;
+            }
             if to_server {
                 up.turn(&self.client, &self.server, self);
             }
@@ -103,29 +110,17 @@ impl Splice {
 
 impl Drop for Splice {
     fn drop(&mut self) {
-        if !self.clean {
+        if !self.clean.get() {
             self.client.abort();
             self.server.abort();
         }
     }
 }
 
-/// Keeps a readiness that is wanted, drops one that isn't.
-fn arm<F: Future>(mut slot: Pin<&mut Option<F>>, wanted: bool, make: impl FnOnce() -> F) {
-    if !wanted {
-        slot.set(None);
-    } else if slot.is_none() {
-        slot.set(Some(make()));
-    }
-}
-
-/// Polls a slot; a finished one is emptied.
-fn poll_slot<F: Future>(mut slot: Pin<&mut Option<F>>, context: &mut std::task::Context<'_>) -> bool {
-    let done = slot.as_mut().as_pin_mut().is_some_and(|future| future.poll(context).is_ready());
-    if done {
-        slot.set(None);
-    }
-    done
+/// A direction waits either for something to read or, with bytes in hand, for room: one future serves both.
+async fn ready(from: &Socket, to: &Socket, reads: bool) {
+    // An error shows at the next call on the socket.
+    let _ = if reads { from.readable().await } else { to.writable().await };
 }
 
 impl Direction {

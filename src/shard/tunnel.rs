@@ -95,12 +95,8 @@ impl Tunnel {
                 writable.set(Some(self.socket.writable()));
             }
             match wait(&self.work, readable.as_mut(), writable.as_mut()).await {
-                Woke::Signal => {}
-                Woke::Readable => {
-                    readable.set(None);
-                    self.receive(on_request, false);
-                }
-                Woke::Writable => writable.set(None),
+                Woke::Readable => self.receive(on_request, false),
+                Woke::Signal | Woke::Writable => {}
             }
         }
     }

@@ -203,7 +203,7 @@ pub struct Pair {
 
 impl Pair {
     pub async fn new() -> Self {
-        Self::with(&settings(), &settings()).await
+        Box::pin(Self::with(&settings(), &settings())).await
     }
 
     pub async fn with(client: &Settings, server: &Settings) -> Self {
@@ -216,7 +216,7 @@ impl Pair {
         let shaking = monoio::spawn(assemble(server_socket, handshake, http2, buffers.clone()));
         let http2 = Connection::client(client, Instant::now());
         let handshake = Handshake::client(client_credential, [identity("server")].as_slice().into()).unwrap();
-        let client = assemble(client_socket, handshake, http2, buffers.clone()).await;
+        let client = Box::pin(assemble(client_socket, handshake, http2, buffers.clone())).await;
         let server = shaking.await;
         let arrived = Rc::new((RefCell::new(VecDeque::new()), Signal::default()));
         let driven = client.clone();

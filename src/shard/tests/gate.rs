@@ -1,11 +1,13 @@
 //! Gate, signal, broadcast: nobody is left inside, and no wake-up is lost.
 
 use std::cell::Cell;
-use std::future::pending;
+use std::future::{Ready, pending, ready};
+use std::pin::pin;
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::shard::gate::Gate;
+use crate::shard::ready::{Woke, give_way, wait};
 use crate::shard::signal::{Broadcast, Signal};
 use crate::shard::tests::fixture::{on_both_loops, turn};
 use crate::shard::within;
@@ -124,5 +126,37 @@ fn a_broadcast_reaches_all_and_keeps_none() {
         assert_eq!(within(5, late.wait()).await, None, "told only of what comes later");
         broadcast.raise();
         late.wait().await;
+    });
+}
+
+/// On epoll a socket with bytes is ready at once, every time; tasks and timers must still get their turn.
+#[test]
+fn what_is_always_ready_still_lets_others_run() {
+    on_both_loops(async || {
+        let (turns, rung) = (Rc::new(Cell::new(0_u64)), Rc::new(Cell::new(false)));
+        let counted = turns.clone();
+        let other = monoio::spawn(async move {
+            for _ in 0..20 {
+                counted.set(counted.get() + 1);
+                give_way().await;
+            }
+        });
+        let ringing = rung.clone();
+        monoio::spawn(async move {
+            monoio::time::sleep(Duration::from_millis(40)).await;
+            ringing.set(true);
+        });
+        let heard = rung.clone();
+        let busy = monoio::spawn(async move {
+            let (signal, started) = (Signal::default(), Instant::now());
+            while !heard.get() && started.elapsed() < Duration::from_secs(5) {
+                let readable = pin!(Some(ready(())));
+                assert_eq!(wait(&signal, readable, pin!(None::<Ready<()>>)).await, Woke::Readable);
+            }
+        });
+        busy.await;
+        assert!(rung.get(), "no timer fires while a socket is busy");
+        other.await;
+        assert_eq!(turns.get(), 20);
     });
 }

@@ -3,4 +3,7 @@
 mod fixture;
 mod gate;
 mod pool;
+mod relay;
+mod splice;
 mod table;
+mod tunnel;
