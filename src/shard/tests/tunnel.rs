@@ -194,7 +194,7 @@ fn a_stream_that_lost_its_tunnel_is_told_from_one_that_was_reset() {
     on_both_loops(async || {
         let pair = Pair::new().await;
         let (reset, lost) = (pair.open(), pair.open());
-        pair.server.reset(&pair.arrival().await, Code::INTERNAL_ERROR);
+        pair.server.reset(&*pair.arrival().await, Code::INTERNAL_ERROR);
         until(|| reset.cut().is_some()).await;
         assert_eq!(lost.cut(), None);
         pair.server.abort();
