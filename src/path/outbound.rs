@@ -131,10 +131,8 @@ async fn splice(
         Ok(server) => server,
         Err(error) => {
             client.abort();
-            return Err(match error.kind() {
-                ErrorKind::TimedOut => Failure::ConnectDeadline,
-                _ => Failure::io(&error),
-            });
+            let late = error.kind() == ErrorKind::TimedOut;
+            return Err(if late { Failure::ConnectDeadline } else { Failure::io(&error) });
         }
     };
     let (meter, buffers) = (record.meter().clone(), world.shard.buffers.clone());

@@ -31,14 +31,14 @@ const START_WINDOW_BYTES: u32 = 256 * 1024;
 /// Dials a tunnel for a pool's key and starts driving it.
 pub async fn dial_tunnel(world: Rc<PodWorld>, key: Key) -> Result<Rc<Tunnel>, Failure> {
     let credential = world.shard.credential(&key.identity).await?;
-    let socket = world.dial(key.destination, None).await.map_err(|error| match error.kind() {
-        ErrorKind::TimedOut => Failure::TunnelConnectDeadline,
-        _ => Failure::io(&error),
+    let socket = world.dial(key.destination, None).await.map_err(|error| {
+        if error.kind() == ErrorKind::TimedOut { Failure::TunnelConnectDeadline } else { Failure::io(&error) }
     })?;
     let handshake = Handshake::client(&credential, Arc::clone(&key.expected));
     let handshake = handshake.map_err(|error| Failure::TlsSetup(error.to_string()))?;
-    let (established, tail) =
-        shake(&world, &socket, handshake).await.map_err(|error| Failure::TlsHandshake(error.to_string()))?;
+    let (established, tail) = Box::pin(shake(&world, &socket, handshake))
+        .await
+        .map_err(|error| Failure::TlsHandshake(error.to_string()))?;
     let http2 = Connection::client(&settings(&world, CLIENT_HEADER_LIST_BYTES), Instant::now());
     let tunnel = assemble(&world, socket, key.destination, established, tail, http2);
     let driven = tunnel.clone();
@@ -59,7 +59,7 @@ pub async fn accept_tunnel(
 ) -> Result<Rc<Tunnel>, Failure> {
     let handshake =
         Handshake::server(credential).map_err(|error| Failure::InboundHandshake(error.to_string()))?;
-    let (established, tail) = shake(world, &socket, handshake)
+    let (established, tail) = Box::pin(shake(world, &socket, handshake))
         .await
         .map_err(|error| Failure::InboundHandshake(error.to_string()))?;
     let http2 = Connection::server(&settings(world, SERVER_HEADER_LIST_BYTES), Instant::now());
@@ -83,7 +83,7 @@ async fn shake(
     handshake: Handshake,
 ) -> Result<(Established, Vec<u8>), Shaking> {
     let engine = &world.shard.stats.engine;
-    let outcome = match within(limits::HANDSHAKE_DEADLINE_MS, exchange(socket, handshake)).await {
+    let outcome = match within(limits::HANDSHAKE_DEADLINE_MS, Box::pin(exchange(socket, handshake))).await {
         Some(outcome) => outcome,
         None => Err(Shaking::Deadline),
     };

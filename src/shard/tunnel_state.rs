@@ -185,7 +185,7 @@ impl State {
                 Err(error) => {
                     if let Some(description) = error.alert() {
                         self.seal_output_into_backlog();
-                        let _ = self.seal.alert(description, &mut self.backlog);
+                        self.seal.alert(description, &mut self.backlog);
                     }
                     return Err(TunnelEnd::Record(error.to_string()));
                 }

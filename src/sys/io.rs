@@ -65,7 +65,7 @@ pub fn shutdown(fd: BorrowedFd<'_>, how: Shutdown) -> io::Result<()> {
 pub fn reset(fd: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: all-zero bytes are a valid sockaddr, of family AF_UNSPEC (0).
     let nowhere: libc::sockaddr = unsafe { zeroed() };
-    let length = size_of::<libc::sockaddr>() as libc::socklen_t;
+    let length = libc::socklen_t::try_from(size_of::<libc::sockaddr>()).unwrap_or(0);
     // SAFETY: `fd` is open while it is borrowed, and `nowhere` holds `length` readable bytes.
     match unsafe { libc::connect(fd.as_raw_fd(), &raw const nowhere, length) } {
         0 => Ok(()),

@@ -189,6 +189,25 @@ fn data_and_a_reset_before_the_application_was_there_end_in_a_reset() {
     });
 }
 
+#[test]
+fn a_stream_that_lost_its_tunnel_is_told_from_one_that_was_reset() {
+    on_both_loops(async || {
+        let pair = Pair::new().await;
+        let (reset, lost) = (pair.open(), pair.open());
+        pair.server.reset(&*pair.arrival().await, Code::INTERNAL_ERROR);
+        until(|| reset.cut().is_some()).await;
+        assert_eq!(lost.cut(), None);
+        pair.server.abort();
+        until(|| lost.cut().is_some()).await;
+        assert_eq!(reset.cut(), Some(Cut::Reset(Code::INTERNAL_ERROR)));
+        assert!(!Cut::Reset(Code::INTERNAL_ERROR).may_try_again());
+        assert!(lost.cut() == Some(Cut::Lost) && Cut::Lost.may_try_again());
+        assert!(Cut::Reset(Code::REFUSED_STREAM).may_try_again());
+        pair.client.release(&reset);
+        pair.client.release(&lost);
+    });
+}
+
 /// RFC 9113 section 8.1: the answer is whole and the rest of the request isn't wanted.
 #[test]
 fn a_reset_without_an_error_costs_no_byte_of_the_answer() {
