@@ -36,8 +36,6 @@ pub const ACCEPT_PAUSE_MS: u64 = 100;
 pub const RECORD_PLAINTEXT_BYTES: usize = 16_384;
 /// Records read from or sealed into one scratch buffer.
 pub const RECORDS_A_TURN: usize = 16;
-/// Sealed bytes that may wait for one tunnel's socket before streams stop reading from their applications.
-pub const TUNNEL_BACKLOG_BYTES: usize = 512 * 1024;
 
 /// Header block of one request or response, as sent on the wire, CONTINUATION included.
 pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
@@ -49,6 +47,8 @@ pub const TICK_MS: u64 = 1_000;
 pub const MAILBOX_RETRY_MS: u64 = 10;
 /// How long the end of a pod's tasks may take once they are told.
 pub const FORCED_END_MS: u64 = 2_000;
+/// Descriptors that shards leave to the control thread: admin, metrics, readiness, the CNI agent's.
+pub const RESERVED_DESCRIPTORS: u64 = 64;
 /// How long a finished log line may wait for others before the writer gets them all.
 pub const LINES_WAIT_MS: u64 = 20;
 /// Blank sockets of one pod and family that are made ahead at once.
@@ -113,8 +113,6 @@ pub const NETLINK_READ_BYTES: usize = 32 * 1024;
 /// How long a steered listener goes on accepting before it closes: a handshake that began before the steering may
 /// need one retransmission (1 s, RFC 6298 section 2) before it arrives.
 pub const HANDOVER_LINGER_MS: u64 = 1_500;
-/// Spare descriptors of the control thread: readiness, admin, metrics, the CNI socket and a pod's namespace.
-pub const RESERVED_DESCRIPTORS: usize = 8;
 // TLS
 /// Records one AES-GCM key may seal (RFC 8446 section 5.5, with the margin of rustls): past it confidentiality erodes.
 pub const KEY_RECORDS: u64 = 1 << 24;

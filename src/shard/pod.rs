@@ -130,8 +130,14 @@ impl PodWorld {
         most: usize,
     ) -> Result<usize, ()> {
         for count in 0..most {
+            if !self.shard.descriptors.is_there() {
+                return Err(());
+            }
             match listener::accept(crate::sys::lend::lend(listener)) {
-                Ok((fd, source)) => self.serve(port, fd, source),
+                Ok((fd, source)) => {
+                    self.shard.descriptors.saw(&fd);
+                    self.serve(port, fd, source);
+                }
                 Err(error) if listener::is_descriptor_shortage(&error) => return Err(()),
                 Err(error) => {
                     if error.kind() != std::io::ErrorKind::WouldBlock {
@@ -155,7 +161,11 @@ impl PodWorld {
         let settings = &self.shard.settings;
         let mark = settings.mark.filter(|_| self.pod.kind == PodKind::Workload);
         let plan = Dial { to, from, mark, keepalive: settings.keepalive };
+        if !self.shard.descriptors.is_there() {
+            return Err(std::io::Error::from_raw_os_error(libc::EMFILE));
+        }
         let blank = self.spares.take(self.pod.netns.as_ref(), to)?;
+        self.shard.descriptors.saw(&blank);
         let dialled = dial_on(blank, &plan).map_err(|error| repeat(error.io()))?;
         if let Some(warning) = &dialled.warning {
             tracing::warn!(target: "ztunnel::proxy", "{warning}");

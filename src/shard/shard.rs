@@ -26,6 +26,7 @@ use crate::shard::pod::{Accepted, PodWorld, Port};
 use crate::shard::signal::{Broadcast, Signal};
 use crate::shard::stats::Stats;
 use crate::shard::table::Table;
+use crate::sys::proc::DescriptorRoom;
 use crate::tls::config::Credential;
 
 /// Lines are handed to the writer in chunks of about this size, or after `limits::LINES_WAIT_MS`.
@@ -61,6 +62,7 @@ pub struct Shard {
     pub stats: Rc<Stats>,
     pub table: Rc<Table>,
     pub random: RefCell<fastrand::Rng>,
+    pub descriptors: DescriptorRoom,
     pub ways: Ways,
     pub(super) pods: RefCell<HashMap<Text, Rc<PodWorld>, foldhash::fast::RandomState>>,
     pub(super) reports: Mailbox<Report>,
@@ -82,6 +84,7 @@ pub async fn run(seed: Seed) {
         stats: Rc::default(),
         table: Rc::default(),
         random: RefCell::new(fastrand::Rng::new()),
+        descriptors: DescriptorRoom::keeping(limits::RESERVED_DESCRIPTORS),
         ways: seed.ways,
         pods: RefCell::default(),
         reports: seed.reports,

@@ -1,7 +1,9 @@
 //! The process's own limits and use: descriptors and memory. Linux only, read from /proc.
 
+use std::cell::Cell;
 use std::fs::{self, File};
 use std::io;
+use std::os::fd::AsRawFd;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -38,43 +40,46 @@ pub fn rss_bytes() -> io::Result<u64> {
     Ok(pages.saturating_mul(u64::try_from(page_bytes).unwrap_or(4_096)))
 }
 
-/// Spare descriptors that control gives back in need (EMFILE), so that readiness, admin and the CNI socket
-/// still work when connections have taken everything else.
+/// The last descriptors below the limit, kept for the control thread: shards ask before they open one, so that
+/// readiness, admin and the CNI socket still work when connections have taken everything else.
 #[derive(Debug)]
-pub struct Reserve {
-    spare: Vec<File>,
-    target: usize,
+pub struct DescriptorRoom {
+    /// Descriptors from here on aren't for shards.
+    ceiling: i64,
+    /// The highest one seen lately. The kernel gives the lowest free one, so a low one means that there is room.
+    seen: Cell<i64>,
 }
 
-impl Reserve {
-    /// Takes `target` descriptors at once.
-    pub fn new(target: usize) -> io::Result<Self> {
-        let mut reserve = Self { spare: Vec::with_capacity(target), target };
-        if reserve.refill() < target {
-            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+impl DescriptorRoom {
+    /// Keeps `reserved` descriptors free, or an eighth of a limit that is small.
+    pub fn keeping(reserved: u64) -> Self {
+        let limit = nofile().unwrap_or(u64::MAX);
+        let ceiling = limit - reserved.min(limit / 8);
+        Self { ceiling: i64::try_from(ceiling).unwrap_or(i64::MAX), seen: Cell::new(0) }
+    }
+
+    /// Whether a shard may open another one. Costs nothing while descriptors are far from the limit, two calls near it.
+    pub fn is_there(&self) -> bool {
+        if self.seen.get() < self.ceiling - NEAR_THE_CEILING {
+            return true;
         }
-        Ok(reserve)
-    }
-
-    /// Frees up to `count` descriptors; returns how many there were.
-    pub fn release_some(&mut self, count: usize) -> usize {
-        let keep = self.spare.len().saturating_sub(count);
-        self.spare.drain(keep..).count()
-    }
-
-    /// Takes back what was freed, as far as the limit allows; returns how many are held.
-    pub fn refill(&mut self) -> usize {
-        while self.spare.len() < self.target {
-            let Ok(file) = File::open("/dev/null") else { break };
-            self.spare.push(file);
+        match File::open("/dev/null") {
+            Ok(lowest_free) => {
+                self.seen.set(i64::from(lowest_free.as_raw_fd()));
+                self.seen.get() < self.ceiling
+            }
+            Err(_) => false,
         }
-        self.spare.len()
     }
 
-    pub fn held(&self) -> usize {
-        self.spare.len()
+    /// A descriptor that was opened.
+    pub fn saw(&self, descriptor: &impl AsRawFd) {
+        self.seen.set(i64::from(descriptor.as_raw_fd()));
     }
 }
+
+/// Between two looks a shard opens fewer than this.
+const NEAR_THE_CEILING: i64 = 128;
 
 fn resident_pages(statm: &str) -> Option<u64> {
     statm.split_whitespace().nth(1)?.parse().ok()
@@ -87,28 +92,26 @@ mod tests {
     use crate::sys::testing::in_child;
 
     #[test]
-    fn the_soft_limit_rises_to_the_hard_one_and_the_reserve_helps_in_need() {
+    fn the_soft_limit_rises_to_the_hard_one_and_the_last_descriptors_are_kept() {
         in_child(
-            "sys::proc::tests::the_soft_limit_rises_to_the_hard_one_and_the_reserve_helps_in_need",
+            "sys::proc::tests::the_soft_limit_rises_to_the_hard_one_and_the_last_descriptors_are_kept",
             || {
                 setrlimit(Resource::Nofile, Rlimit { current: Some(40), maximum: Some(64) }).unwrap();
                 assert_eq!(raise_nofile().unwrap(), (40, 64));
-                let mut reserve = Reserve::new(8).unwrap();
+                let room = DescriptorRoom::keeping(100);
                 let mut hoard = Vec::new();
-                let error = loop {
-                    match File::open("/dev/null") {
-                        Ok(file) => hoard.push(file),
-                        Err(error) => break error,
-                    }
-                };
+                while room.is_there() {
+                    hoard.push(File::open("/dev/null").unwrap());
+                    room.saw(&hoard[hoard.len() - 1]);
+                }
+                assert!((40..56).contains(&hoard.len()), "{}", hoard.len());
+                let kept: Vec<_> = (0..8).map(|_| File::open("/dev/null").unwrap()).collect();
+                let error = File::open("/dev/null").unwrap_err();
                 assert!(is_descriptor_shortage(&error), "{error}");
-                assert_eq!(reserve.release_some(3), 3);
-                let needed = [File::open("/dev/null").unwrap(), File::open("/dev/null").unwrap()];
-                assert_eq!(reserve.refill(), 6, "only one is left to take back");
-                drop(needed);
-                assert_eq!(reserve.refill(), 8);
-                assert_eq!(reserve.release_some(100), 8);
-                assert!(Reserve::new(100).is_err());
+                drop(kept);
+                assert!(!room.is_there());
+                hoard.truncate(hoard.len() - 3);
+                assert!(room.is_there(), "room comes back");
             },
         );
     }
