@@ -1,7 +1,6 @@
 //! Start and stop order of the process; the only place that knows both control and shards.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::Instant;
 
@@ -70,7 +69,6 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
             orders: letters,
             reports: reports.clone(),
             lines: logs.sink(),
-            heartbeat: Arc::new(AtomicU64::new(0)),
             ways: Ways { serve: path::serve },
         });
     }

@@ -47,6 +47,13 @@ pub const TICK_MS: u64 = 1_000;
 pub const MAILBOX_RETRY_MS: u64 = 10;
 /// How long the end of a pod's tasks may take once they are told.
 pub const FORCED_END_MS: u64 = 2_000;
+/// Label sets of one shard; connections of further ones are counted without their parties.
+pub const LABEL_SETS: usize = 10_000;
+/// A label that a peer told: as long as a DNS name may be.
+pub const LABEL_BYTES: usize = 253;
+/// Sealed bytes that wait for one tunnel's socket. Streams stop at the first; what can grow past that are answers
+/// (acknowledgements, window updates) to a peer that doesn't read, and it is cut off.
+pub const TUNNEL_BACKLOG_BYTES: usize = 4 << 20;
 /// Descriptors that shards leave to the control thread: admin, metrics, readiness, the CNI agent's.
 pub const RESERVED_DESCRIPTORS: u64 = 64;
 /// How long a finished log line may wait for others before the writer gets them all.

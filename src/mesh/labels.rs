@@ -1,5 +1,6 @@
 //! The labels of a connection: who talked to whom, as metrics and access log both tell it.
-//! Derived once from workloads and services; never from text that a peer chose, except an attested identity.
+//! Derived once from workloads and services; of what a peer says only its attested identity, and, through another
+//! network's gateway, its baggage (cut to `limits::LABEL_BYTES`, and bounded in number by `limits::LABEL_SETS`).
 
 use std::sync::Arc;
 
@@ -127,6 +128,19 @@ pub struct Labels {
     pub destination: Option<Party>,
     pub service: Option<ServiceLabels>,
     pub security: Security,
+}
+
+impl Labels {
+    /// The same without anything that tells one party from another: where all further ones are counted when too
+    /// many label sets are known.
+    pub fn without_parties(self) -> Self {
+        Self {
+            source: self.source.map(|_| Party::default()),
+            destination: self.destination.map(|_| Party::default()),
+            service: None,
+            ..self
+        }
+    }
 }
 
 /// Interned by shards, summed by the control thread.

@@ -22,6 +22,7 @@ use crate::shard::link::accept_tunnel;
 use crate::shard::meter::Way;
 use crate::shard::pod::{Accepted, PodWorld};
 use crate::shard::pool::Carries;
+use crate::shard::ready::either;
 use crate::shard::relay::StreamRelay;
 use crate::shard::socket::Socket;
 use crate::shard::stream::Stream;
@@ -37,7 +38,7 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
     let Accepted { fd, source, counted: _counted } = accepted;
     let Some(link) = Box::pin(shake(&world, fd, source)).await else { return };
     let tunnel = link.tunnel.clone();
-    world.watch(tunnel.clone());
+    world.watch_inbound(tunnel.clone());
     let _watched = Watched { world: &world, tunnel: &tunnel };
     let link = Rc::new(link);
     tunnel
@@ -149,7 +150,8 @@ async fn prepare(
             workload: local.clone(),
         })),
     });
-    let app = match reach(world, link, &found, &entered).await {
+    let reached = either(reach(world, link, &found, &entered), interrupted(stream, &closer)).await;
+    let app = match reached {
         Ok(app) => app,
         Err((status, failure)) => {
             refuse(status);
@@ -212,6 +214,19 @@ async fn reach(
     }
     let from = world.keeps_source.then_some(link.source.ip());
     world.dial(found.upstream.0, from).await.map_err(|error| (503, Failure::Application(error.to_string())))
+}
+
+/// What ends the wait for the application early: a policy that changed, or a peer that gave its request up.
+async fn interrupted(stream: &Stream, closer: &Closer) -> Result<Socket, (u16, Failure)> {
+    loop {
+        if closer.reason().is_some() {
+            return Err((401, Failure::PolicyChange));
+        }
+        if let Some(cut) = stream.cut() {
+            return Err((503, Failure::Http2(cut.to_string())));
+        }
+        stream.signal.wait().await;
+    }
 }
 
 fn peer(link: &Link) -> Option<&Identity> {

@@ -22,7 +22,7 @@ use crate::shard::meter::Way;
 use crate::shard::pod::{Accepted, PodWorld};
 use crate::shard::pool::{Key, Reservation};
 use crate::shard::relay::{Ending, StreamRelay};
-use crate::shard::socket::Socket;
+use crate::shard::socket::{Held, Socket};
 use crate::shard::splice::Splice;
 use crate::shard::stream::{Answer, Cut, Stream};
 use crate::shard::table::{Entered, Entry, Original};
@@ -127,14 +127,11 @@ async fn splice(
     record: &Record,
     closer: Closer,
 ) -> Result<Carried, Failure> {
-    let server = match world.dial(plan.upstream.0, None).await {
-        Ok(server) => server,
-        Err(error) => {
-            client.abort();
-            let late = error.kind() == ErrorKind::TimedOut;
-            return Err(if late { Failure::ConnectDeadline } else { Failure::io(&error) });
-        }
-    };
+    let held = Held::new(client);
+    let server = world.dial(plan.upstream.0, None).await.map_err(|error| {
+        if error.kind() == ErrorKind::TimedOut { Failure::ConnectDeadline } else { Failure::io(&error) }
+    })?;
+    let client = held.reached();
     let (meter, buffers) = (record.meter().clone(), world.shard.buffers.clone());
     Ok(Carried::Plain(Splice { client, server, meter, buffers, closer, clean: Cell::new(false) }))
 }
@@ -148,12 +145,11 @@ async fn tunnel(
     record: &Record,
     closer: Closer,
 ) -> Result<Carried, Failure> {
-    let mut held = Held { app: Rc::new(app), reached: false };
+    let held = Held::new(app);
     let (reservation, unrelayed) = reach(world, source, local, plan).await?;
-    held.reached = true;
     closer.wake(unrelayed.stream.signal.clone());
     let relay = StreamRelay {
-        app: held.app.clone(),
+        app: Rc::new(held.reached()),
         tunnel: reservation.tunnel.clone(),
         stream: unrelayed.relayed(),
         meter: record.meter().clone(),
@@ -163,20 +159,6 @@ async fn tunnel(
         clean: false,
     };
     Ok(Carried::Tunnel(relay, reservation))
-}
-
-/// An application that waits until its far side is reached. Dropped before that, it is reset.
-struct Held {
-    app: Rc<Socket>,
-    reached: bool,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if !self.reached {
-            self.app.abort();
-        }
-    }
 }
 
 /// A stream whose CONNECT was answered with 200.

@@ -13,7 +13,7 @@ use crate::path::record::{About, Record, Side, deny_early, outcome};
 use crate::shard::closer::Closer;
 use crate::shard::failure::Failure;
 use crate::shard::pod::{Accepted, PodWorld};
-use crate::shard::socket::Socket;
+use crate::shard::socket::{Held, Socket};
 use crate::shard::splice::Splice;
 use crate::shard::table::{Entered, Entry, Original, Subject};
 use crate::sys::origdst::original_destination;
@@ -30,23 +30,22 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
 async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(Splice, Record, Entered)> {
     let shard = &world.shard;
     let target = original_destination(fd.as_fd()).ok()?;
-    let client = Socket::new(fd).ok()?;
+    let held = Held::new(Socket::new(fd).ok()?);
     let (record, entered, closer) = match enter(world, source, target).await {
         Ok(entered) => entered,
         Err(failure) => {
             deny_early(shard, Direction::Inbound, source.0, target.0, &failure);
-            client.abort();
             return None;
         }
     };
     match reach(world, source, target, &entered).await {
         Ok(server) => {
+            let client = held.reached();
             let (meter, buffers) = (record.meter().clone(), shard.buffers.clone());
             let splice = Splice { client, server, meter, buffers, closer, clean: Cell::new(false) };
             Some((splice, record, entered))
         }
         Err(failure) => {
-            client.abort();
             record.close(Err(failure));
             None
         }

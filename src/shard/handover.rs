@@ -14,9 +14,13 @@ use crate::sys::lend::lend;
 /// How often the queues are looked at while they run dry.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// Hands over and closes all of a pod's listeners on this shard.
-pub(super) async fn hand_over(world: &Rc<PodWorld>, listeners: &[(Port, Rc<TcpListener>)]) {
-    let ours = world.shard.settings.pod_shards;
+/// Hands over and closes all of a pod's listeners on this shard; takes at most `patience`.
+pub(super) async fn hand_over(
+    world: &Rc<PodWorld>,
+    listeners: &[(Port, Rc<TcpListener>)],
+    patience: Duration,
+) {
+    let ours = world.carriers();
     let netns = world.pod.netns.as_ref();
     let mut totals = Vec::new();
     for (port, listener) in listeners {
@@ -34,8 +38,8 @@ pub(super) async fn hand_over(world: &Rc<PodWorld>, listeners: &[(Port, Rc<TcpLi
         totals.push(total);
     }
     let succeeded = totals.iter().any(|total| *total > ours);
-    let until =
-        Instant::now() + Duration::from_millis(if succeeded { limits::HANDOVER_LINGER_MS } else { 0 });
+    let linger = Duration::from_millis(if succeeded { limits::HANDOVER_LINGER_MS } else { 0 });
+    let until = Instant::now() + linger.min(patience);
     loop {
         for (port, listener) in listeners {
             let _ = world.accept_waiting(*port, listener, usize::from(u16::MAX));
@@ -45,9 +49,10 @@ pub(super) async fn hand_over(world: &Rc<PodWorld>, listeners: &[(Port, Rc<TcpLi
         }
         monoio::time::sleep(LOOK_EVERY).await;
     }
-    for ((_, listener), total) in listeners.iter().zip(totals) {
+    for ((port, listener), total) in listeners.iter().zip(totals) {
         if total > ours {
             let _ = steer_for_close(lend(&**listener), ours, total);
+            let _ = world.accept_waiting(*port, listener, usize::from(u16::MAX));
         }
     }
 }

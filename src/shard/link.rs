@@ -13,7 +13,7 @@ use crate::shard::pool::Key;
 use crate::shard::shard::within;
 use crate::shard::socket::Socket;
 use crate::shard::stats::bump;
-use crate::shard::tunnel::{Parts, Tunnel};
+use crate::shard::tunnel::{Parts, Tunnel, TunnelEnd};
 use crate::tls::config::Credential;
 use crate::tls::handshake::{Established, Handshake, HandshakeError, Progress};
 use crate::wire::h2::{Connection, Settings};
@@ -42,10 +42,16 @@ pub async fn dial_tunnel(world: Rc<PodWorld>, key: Key) -> Result<Rc<Tunnel>, Fa
     let http2 = Connection::client(&settings(&world, CLIENT_HEADER_LIST_BYTES), Instant::now());
     let tunnel = assemble(&world, socket, key.destination, established, tail, http2);
     let driven = tunnel.clone();
+    world.watch_outbound(driven.clone());
     monoio::spawn(async move {
         // A server opens no streams towards us: HTTP/2 refuses that before it comes here.
         let end = driven.drive(&|_, _| {}).await;
-        tracing::debug!(target: "ztunnel::proxy::h2::client", "tunnel to {} ended: {end}", driven.remote);
+        world.unwatch(&driven);
+        if end == TunnelEnd::PingTimeout {
+            tracing::warn!(target: "ztunnel::proxy::h2::client", "{end}, peer {}", driven.remote);
+        } else {
+            tracing::debug!(target: "ztunnel::proxy::h2::client", "tunnel to {} ended: {end}", driven.remote);
+        }
     });
     Ok(tunnel)
 }

@@ -54,6 +54,7 @@ fn carry_out_one(shard: &Rc<Shard>, order: Order, drained: &Signal) {
         Order::Scrape(answer) => drop(answer.try_send(shard.stats.report(shard.index))),
         Order::Connections(answer) => drop(answer.try_send(shard.table.report())),
         Order::Drain { grace } => {
+            shard.draining.set(true);
             let (shard, drained) = (shard.clone(), drained.clone());
             monoio::spawn(async move {
                 drain(&shard, grace).await;
@@ -65,7 +66,9 @@ fn carry_out_one(shard: &Rc<Shard>, order: Order, drained: &Signal) {
 
 fn start(shard: &Rc<Shard>, pod: Arc<Pod>) {
     let uid = pod.uid.clone();
-    let result = if shard.pods.borrow().contains_key(&uid) {
+    let result = if shard.draining.get() {
+        Err("the process ends".to_owned())
+    } else if shard.pods.borrow().contains_key(&uid) {
         Err(format!("pod {uid} has listeners already"))
     } else {
         PodWorld::start(shard, pod)
@@ -84,7 +87,7 @@ fn stop(shard: &Rc<Shard>, uid: Text, how: Ending) {
     monoio::spawn(async move {
         if let Some(world) = world {
             if let Ending::Graceful(grace) = how {
-                let _ = within(millis(grace), end_gracefully(&world)).await;
+                let _ = within(millis(grace), end_gracefully(&world, grace)).await;
             }
             world.end().await;
         }
@@ -111,7 +114,7 @@ async fn drain(shard: &Rc<Shard>, grace: Duration) {
         .iter()
         .cloned()
         .map(|world| {
-            monoio::spawn(async move { within(millis(grace), end_gracefully(&world)).await.is_some() })
+            monoio::spawn(async move { within(millis(grace), end_gracefully(&world, grace)).await.is_some() })
         })
         .collect();
     for (world, end) in pods.iter().zip(ends) {
@@ -123,12 +126,13 @@ async fn drain(shard: &Rc<Shard>, grace: Duration) {
         }
         let _ = within(limits::FORCED_END_MS, world.end()).await;
     }
+    shard.hand_over_lines();
     shard.report(Report::Drained { shard: shard.index }).await;
 }
 
-async fn end_gracefully(world: &Rc<PodWorld>) {
+async fn end_gracefully(world: &Rc<PodWorld>, grace: Duration) {
     world.drain_tunnels();
-    world.close_doors().await;
+    world.close_doors(grace).await;
     world.drain_tunnels();
     world.gate.emptied().await;
 }

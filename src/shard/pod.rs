@@ -17,7 +17,8 @@ use crate::mesh::labels::Reporter;
 use crate::shard::Shard;
 use crate::shard::gate::Gate;
 use crate::shard::handover;
-use crate::shard::pool::Pool;
+use crate::shard::pool::{Carries, Pool};
+use crate::shard::ready::give_way;
 use crate::shard::socket::Socket;
 use crate::shard::spares::Spares;
 use crate::shard::stats::{OpenSocket, bump};
@@ -41,6 +42,20 @@ impl Port {
             Self::Outbound => "outbound",
             Self::InboundPlaintext => "inbound plaintext",
             Self::InboundHbone => "inbound",
+        }
+    }
+
+    fn tell_established(self, address: SocketAddr, transparent: bool) {
+        let component = self.component();
+        macro_rules! tell {
+            ($target:literal) => {
+                tracing::info!(target: $target, address = %address, component, transparent, "listener established")
+            };
+        }
+        match self {
+            Self::Outbound => tell!("ztunnel::proxy::outbound"),
+            Self::InboundPlaintext => tell!("ztunnel::proxy::inbound_passthrough"),
+            Self::InboundHbone => tell!("ztunnel::proxy::inbound"),
         }
     }
 
@@ -72,7 +87,8 @@ pub struct PodWorld {
     /// Accept loops are inside.
     doors: Rc<Gate>,
     listeners: RefCell<Vec<(Port, Rc<TcpListener>)>>,
-    inbound_tunnels: RefCell<Vec<Rc<Tunnel>>>,
+    /// Every tunnel that is up, with the idle time after which one of ours is released.
+    tunnels: RefCell<Vec<(Rc<Tunnel>, Option<Duration>)>>,
     draining: Cell<bool>,
     spares: Spares,
 }
@@ -95,7 +111,7 @@ impl PodWorld {
             gate: Rc::default(),
             doors: Rc::default(),
             listeners: RefCell::new(listeners.clone()),
-            inbound_tunnels: RefCell::default(),
+            tunnels: RefCell::default(),
             draining: Cell::new(false),
             spares: Spares::default(),
         });
@@ -114,10 +130,14 @@ impl PodWorld {
             if listener.readable(false).await.is_err() {
                 monoio::time::sleep(Duration::from_millis(limits::ACCEPT_PAUSE_MS)).await;
             }
-            if self.accept_waiting(port, listener, limits::ACCEPTS_A_TURN).is_err() {
-                // The connection stays in the queue, so trying again at once would spin.
-                bump(&self.shard.stats.engine.accept_pauses);
-                monoio::time::sleep(Duration::from_millis(limits::ACCEPT_PAUSE_MS)).await;
+            match self.accept_waiting(port, listener, limits::ACCEPTS_A_TURN) {
+                Ok(limits::ACCEPTS_A_TURN) => give_way().await,
+                Ok(_) => {}
+                Err(()) => {
+                    // The connection stays in the queue, so trying again at once would spin.
+                    bump(&self.shard.stats.engine.accept_pauses);
+                    monoio::time::sleep(Duration::from_millis(limits::ACCEPT_PAUSE_MS)).await;
+                }
             }
         }
     }
@@ -187,44 +207,43 @@ impl PodWorld {
         }
     }
 
-    /// Keeps an inbound tunnel in sight, for drains and deadlines.
-    pub fn watch(&self, tunnel: Rc<Tunnel>) {
+    /// Keeps a peer's tunnel in sight, for deadlines and drains.
+    pub fn watch_inbound(&self, tunnel: Rc<Tunnel>) {
         if self.draining.get() {
             tunnel.drain();
         }
-        self.inbound_tunnels.borrow_mut().push(tunnel);
+        self.tunnels.borrow_mut().push((tunnel, None));
+    }
+
+    /// Keeps a tunnel of ours in sight, also when its pool has let go of it.
+    pub fn watch_outbound(&self, tunnel: Rc<Tunnel>) {
+        self.tunnels.borrow_mut().push((tunnel, Some(self.shard.settings.pool_idle)));
     }
 
     pub fn unwatch(&self, tunnel: &Rc<Tunnel>) {
-        self.inbound_tunnels.borrow_mut().retain(|other| !Rc::ptr_eq(other, tunnel));
+        self.tunnels.borrow_mut().retain(|(other, _)| !Rc::ptr_eq(other, tunnel));
     }
 
     /// Looks after deadlines; called about once a second.
     pub fn tick(&self, now: std::time::Instant) {
-        for tunnel in self.inbound_tunnels.borrow().iter() {
-            tunnel.tick(now, None);
-        }
-        for tunnel in self.pool.tunnels() {
-            tunnel.tick(now, Some(self.shard.settings.pool_idle));
+        for (tunnel, idle_release) in self.tunnels.borrow().iter() {
+            tunnel.tick(now, *idle_release);
         }
         self.pool.tick();
         self.spares.tick();
     }
 
-    /// Stops accepting; what waits in the listeners' queues is served first.
-    pub async fn close_doors(self: &Rc<Self>) {
+    /// Stops accepting; what waits in the listeners' queues is served first. Takes at most half of `grace`.
+    pub async fn close_doors(self: &Rc<Self>, grace: Duration) {
         self.draining.set(true);
         self.doors.close();
         let listeners = self.listeners.take();
-        handover::hand_over(self, &listeners).await;
+        handover::hand_over(self, &listeners, grace / 2).await;
     }
 
     /// GOAWAY on every tunnel: streams go on, new ones are for the successor.
     pub fn drain_tunnels(&self) {
-        for tunnel in self.inbound_tunnels.borrow().iter() {
-            tunnel.drain();
-        }
-        for tunnel in self.pool.tunnels() {
+        for (tunnel, _) in self.tunnels.borrow().iter() {
             tunnel.drain();
         }
     }
@@ -235,8 +254,23 @@ impl PodWorld {
         self.listeners.take();
         self.gate.close();
         self.pool.close();
+        for (tunnel, _) in self.tunnels.borrow().iter() {
+            tunnel.abort();
+        }
         self.gate.emptied().await;
+        self.doors.emptied().await;
     }
+
+    /// How many shards carry this pod's listeners: with them, listeners of one port are told from a successor's.
+    pub(super) fn carriers(&self) -> usize {
+        carriers(&self.shard, &self.pod)
+    }
+}
+
+/// The one workload of dedicated mode is on all shards, a pod on some.
+fn carriers(shard: &Shard, pod: &Pod) -> usize {
+    let all = pod.netns.is_none() && pod.kind == PodKind::Workload;
+    if all { shard.settings.shards } else { shard.settings.pod_shards }
 }
 
 /// All listeners of a pod, made in its namespace, and whether they may keep sources.
@@ -255,13 +289,14 @@ fn put_up(shard: &Shard, pod: &Pod) -> Result<(Vec<(Port, Listening)>, bool), Li
                 addr,
                 mark: settings.mark.filter(|_| !own),
                 // Several shards share the port even where two processes must not.
-                reuse_port: settings.port_reuse || settings.pod_shards > 1,
+                reuse_port: settings.port_reuse || carriers(shard, pod) > 1,
                 transparent: if own { Some(false) } else { settings.original_source },
             };
             let listening = listener::listen(&plan)?;
             // What is accepted inherits these (tcp_create_openreq_child), which saves five calls a connection. Also on
             // 15008, where the reference has none: a peer's node that vanishes must not leave sockets behind.
             tune(listening.fd.as_fd(), settings.keepalive.as_ref());
+            port.tell_established(addr, listening.transparent);
             if let Some(warning) = &listening.warning {
                 tracing::warn!(target: "ztunnel::inpod::config", "{warning}");
             }

@@ -47,6 +47,17 @@ pub async fn wait<R: Future, W: Future>(
     woke
 }
 
+/// The first of two that is ready; the other one is dropped.
+pub async fn either<R>(first: impl Future<Output = R>, second: impl Future<Output = R>) -> R {
+    let mut first = std::pin::pin!(first);
+    let mut second = std::pin::pin!(second);
+    poll_fn(move |context| match first.as_mut().poll(context) {
+        Poll::Ready(done) => Poll::Ready(done),
+        Poll::Pending => second.as_mut().poll(context),
+    })
+    .await
+}
+
 /// Polls a slot; a finished one is emptied.
 pub fn poll_slot<F: Future>(mut slot: Pin<&mut Option<F>>, context: &mut Context<'_>) -> bool {
     let done = slot.as_mut().as_pin_mut().is_some_and(|future| future.poll(context).is_ready());

@@ -64,6 +64,10 @@ impl StreamRelay {
             Way::ToServer => Way::ToClient,
             Way::ToClient => Way::ToServer,
         };
+        // What may not pass any more must not hand over a byte first.
+        if let Some(reason) = self.closer.reason() {
+            return Ending::Closed(reason);
+        }
         self.stream.attach(self.app.clone(), self.meter.clone(), down);
         let ending = self.carry().await;
         self.clean = ending == Ending::Finished;

@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::base::limits;
@@ -48,8 +47,6 @@ pub struct Seed {
     pub orders: Letterbox<Order>,
     pub reports: Mailbox<Report>,
     pub lines: LineSink,
-    /// Milliseconds since some moment, written about once a second: control sees that the shard lives.
-    pub heartbeat: Arc<AtomicU64>,
     pub ways: Ways,
 }
 
@@ -69,6 +66,7 @@ pub struct Shard {
     /// Raised when the snapshot or an identity changed.
     pub(super) looked: Broadcast,
     pub(super) seen_policies: Cell<u64>,
+    pub(super) draining: Cell<bool>,
     identities: Arc<Identities>,
     lines: LineSink,
     unwritten: RefCell<(Vec<u8>, u64)>,
@@ -90,19 +88,19 @@ pub async fn run(seed: Seed) {
         reports: seed.reports,
         looked: Broadcast::default(),
         seen_policies: Cell::new(0),
+        draining: Cell::new(false),
         identities: seed.identities,
         lines: seed.lines,
         unwritten: RefCell::default(),
     });
     let ticking = shard.clone();
-    monoio::spawn(async move { ticking.tick_for_ever(&seed.heartbeat).await });
+    monoio::spawn(async move { ticking.tick_for_ever().await });
     orders::carry_out(&shard, seed.orders).await;
     shard.hand_over_lines();
 }
 
 impl Shard {
-    async fn tick_for_ever(&self, heartbeat: &AtomicU64) {
-        let started = Instant::now();
+    async fn tick_for_ever(&self) {
         loop {
             monoio::time::sleep(Duration::from_millis(limits::TICK_MS)).await;
             let now = Instant::now();
@@ -112,8 +110,6 @@ impl Shard {
             }
             self.table.tick();
             self.hand_over_lines();
-            let millis = u64::try_from(now.duration_since(started).as_millis()).unwrap_or(u64::MAX);
-            heartbeat.store(millis, Ordering::Relaxed);
         }
     }
 
@@ -163,8 +159,8 @@ impl Shard {
             let changed = self.looked.subscribe();
             match self.identities.lookup(identity, SystemTime::now()) {
                 Some(Standing::Available(credential)) => return Ok(credential),
-                Some(Standing::Unavailable(why)) if asked => return Err(Failure::Identity(why.to_string())),
-                Some(Standing::Unavailable(_) | Standing::Initializing) | None => {}
+                Some(Standing::Unavailable(why)) => return Err(Failure::Identity(why.to_string())),
+                Some(Standing::Initializing) | None => {}
             }
             if !asked {
                 asked = true;
@@ -213,7 +209,7 @@ impl Shard {
         &self.lines
     }
 
-    fn hand_over_lines(&self) {
+    pub(super) fn hand_over_lines(&self) {
         let (bytes, count) = self.unwritten.take();
         if count > 0 {
             self.lines.send(Lines { bytes, count });

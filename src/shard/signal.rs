@@ -43,21 +43,28 @@ impl Signal {
 
 /// Tells any number of waiting tasks at once, e.g. that the snapshot changed.
 #[derive(Default)]
-pub struct Broadcast(Cell<Vec<Signal>>);
+pub struct Broadcast {
+    waiting: Cell<Vec<Signal>>,
+    /// How many there may be before those whose waiter left are looked for.
+    sweep_at: Cell<usize>,
+}
 
 impl Broadcast {
     /// A signal that the next `raise` will raise.
     pub fn subscribe(&self) -> Signal {
         let signal = Signal::default();
-        let mut all = self.0.take();
-        all.retain(|other| Rc::strong_count(&other.0) > 1);
+        let mut all = self.waiting.take();
+        if all.len() >= self.sweep_at.get() {
+            all.retain(|other| Rc::strong_count(&other.0) > 1);
+            self.sweep_at.set((all.len() * 2).max(16));
+        }
         all.push(signal.clone());
-        self.0.set(all);
+        self.waiting.set(all);
         signal
     }
 
     pub fn raise(&self) {
-        for signal in self.0.take() {
+        for signal in self.waiting.take() {
             signal.raise();
         }
     }

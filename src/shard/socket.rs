@@ -16,6 +16,29 @@ pub struct Socket {
     stream: TcpStream,
 }
 
+/// An application that waits until its far side is reached. Dropped before that, it is reset.
+pub struct Held(Option<Socket>);
+
+impl Held {
+    pub fn new(socket: Socket) -> Self {
+        Self(Some(socket))
+    }
+
+    /// The far side is there. (Only this takes the socket out, so it is always in.)
+    #[expect(clippy::expect_used, reason = "consumes self, and nothing else empties it")]
+    pub fn reached(mut self) -> Socket {
+        self.0.take().expect("held until now")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let Some(socket) = &self.0 {
+            socket.abort();
+        }
+    }
+}
+
 impl Socket {
     /// Takes over a non-blocking socket.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::base::limits;
 use crate::bridge::report::{ConnectionCounts, ShardStats};
 use crate::mesh::labels::{Flag, LabelSet, Labels, Reporter};
 
@@ -64,6 +65,8 @@ impl Stats {
         if let Some(counters) = all.get(&labels) {
             return counters.clone();
         }
+        // What a peer of another network says of itself ends up in labels, so their number has a bound.
+        let labels = if all.len() < limits::LABEL_SETS { labels } else { labels.without_parties() };
         all.entry(Arc::new(labels)).or_default().clone()
     }
 

@@ -225,7 +225,7 @@ impl Stream {
 
     fn keep(&self, parts: &[IoSlice<'_>], mut skip: usize) {
         let mut waiting = self.waiting.borrow_mut();
-        if waiting.start > 0 {
+        if waiting.start > waiting.bytes.len() / 2 {
             let start = std::mem::take(&mut waiting.start);
             waiting.bytes.drain(..start);
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::base::limits;
 use crate::shard::buffers::{Buffers, FRAME_HEADER_BYTES, SLOT_BYTES, SLOT_PAYLOAD_BYTES};
 use crate::shard::pool::Carries;
-use crate::shard::ready::{Woke, wait};
+use crate::shard::ready::{Woke, give_way, wait};
 use crate::shard::shard::within;
 use crate::shard::signal::Signal;
 use crate::shard::socket::Socket;
@@ -413,6 +413,8 @@ impl Tunnel {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => return,
             }
+            drop(scratch);
+            give_way().await;
         }
     }
 }

@@ -136,6 +136,9 @@ impl State {
         events: &mut Vec<Event>,
     ) -> Result<Read, TunnelEnd> {
         let now = Instant::now();
+        if self.backlog.len() - self.sent > limits::TUNNEL_BACKLOG_BYTES {
+            return Err(TunnelEnd::Http2("the peer doesn't read its answers".to_owned()));
+        }
         if !self.early.is_empty() {
             return self.decode_early(scratch, now, events);
         }

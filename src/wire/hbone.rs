@@ -4,6 +4,7 @@
 use std::fmt::Write;
 use std::net::SocketAddr;
 
+use crate::base::limits::LABEL_BYTES;
 pub use crate::mesh::authority::{Authority, NotAnAuthority};
 use crate::mesh::labels::Party;
 use crate::mesh::workload::Workload;
@@ -25,7 +26,10 @@ pub struct Baggage {
 impl Baggage {
     /// The labels of a party that is known by its baggage only.
     pub fn party(&self) -> Party {
-        let text = |value: &Option<String>| value.as_deref().unwrap_or_default().into();
+        let text = |value: &Option<String>| {
+            let value = value.as_deref().unwrap_or_default();
+            value.get(..value.floor_char_boundary(LABEL_BYTES)).unwrap_or_default().into()
+        };
         Party {
             workload: text(&self.workload_name),
             canonical_service: text(&self.service_name),
