@@ -305,13 +305,24 @@ impl Connection {
     /// The reader took `len` bytes of a stream: its window opens again, and grows while the reader keeps up.
     /// The time is that of the last `receive`.
     pub fn consumed(&mut self, stream: StreamId, len: usize) {
+        let largest = self.largest_window();
         let Some(state) = self.streams.get_mut(&stream.0).filter(|state| !state.remote_closed) else {
             return;
         };
         let len = u32::try_from(len).unwrap_or(u32::MAX);
-        if let Some(credit) = state.receive.consumed(len, self.settings.stream_window_bytes, self.now_ms) {
+        if let Some(credit) = state.receive.consumed(len, largest, self.now_ms) {
             frame::window_update(&mut self.output, stream.0, credit);
         }
+    }
+
+    /// How far a stream's window may grow. Windows are filled by readers that stop, so all of a connection's together
+    /// have a bound: four connection windows shared by the streams that are open (and as much again, where few
+    /// streams had grown before many came).
+    fn largest_window(&self) -> u32 {
+        let all = u64::from(self.settings.connection_window_bytes) * 4;
+        let streams = u64::try_from(self.streams.len()).unwrap_or(u64::MAX).max(1);
+        let share = u32::try_from(all / streams).unwrap_or(u32::MAX);
+        share.min(self.settings.stream_window_bytes)
     }
 
     /// The caller has no further interest in a stream: nothing if it is closed, else `reset` with CANCEL.
