@@ -103,9 +103,10 @@ impl Topology {
 
     /// Removes the pod's namespace, as a container runtime does when the pod is gone.
     pub fn remove_pod(&self, pod: &Pod) -> Result<()> {
-        pod.space.delete();
         // The kernel takes a namespace down at its leisure; the link must be gone when this returns.
-        self.node(pod.node)?.space.ip_batch(&format!("link del {}\n", link_of(pod)))
+        self.node(pod.node)?.space.ip_batch(&format!("link del {}\n", link_of(pod)))?;
+        pod.space.delete();
+        Ok(())
     }
 
     /// The same pod in a new namespace, as after a sandbox was made anew.
