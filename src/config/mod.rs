@@ -305,6 +305,16 @@ impl Config {
         self.not_yet.clone()
     }
 
+    /// Why a valid configuration can't be run by this version: it would come up, look well and serve nobody.
+    pub fn refusals(&self) -> Vec<ConfigError> {
+        let sources = &self.sources;
+        let xds = sources.xds.address.clone().filter(|_| sources.local_xds == LocalXds::None);
+        let ca = sources.ca.address.clone().filter(|_| !sources.fake_ca);
+        let alone = (!self.proxy).then_some(ConfigError::NoDnsProxyAlone);
+        let sources = [xds.map(ConfigError::NoMesh), ca.map(ConfigError::NoCertificates)];
+        sources.into_iter().flatten().chain(alone).collect()
+    }
+
     /// The `config` object of `/config_dump` (ztunnel-behaviour 17.7), keys sorted.
     pub fn dump(&self) -> serde_json::Value {
         dump::json(self)
