@@ -14,10 +14,9 @@ use crate::bridge::mailbox::mailbox;
 use crate::bridge::order::{Order, Pod, PodInfo, PodKind};
 use crate::bridge::published::Published;
 use crate::bridge::report::Report;
-use crate::config::{Aead, Bind, Config, EventLoop as WantedLoop, LocalXds, ProxyMode, WorkloadInfo};
+use crate::config::{Aead, Config, EventLoop as WantedLoop, LocalXds, ProxyMode, WorkloadInfo};
 use crate::control::ca::{Embedded, NoAuthority, Signer};
 use crate::control::control::{Control, Facts, Mode, Wiring};
-use crate::control::http::Listen;
 use crate::control::logs::Logs;
 use crate::control::publish::Source;
 use crate::control::source::LocalSource;
@@ -85,9 +84,9 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
             ProxyMode::Dedicated(_) => Mode::Dedicated,
         },
         own: own_pods(config),
-        readiness_listen: listen(config.readiness_addr, config.ipv6),
-        metrics_listen: listen(config.stats_addr, config.ipv6),
-        admin_listen: listen(config.admin_addr, config.ipv6),
+        readiness_addresses: config.readiness_addr.addresses(),
+        metrics_addresses: config.stats_addr.addresses(),
+        admin_addresses: config.admin_addr.addresses(),
         facts: facts(config, event_loop, cause),
         lines: logs.sink(),
         logs: Some(Arc::new(logs.clone())),
@@ -97,13 +96,8 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
     let control = Control::new(wiring)?;
     let threads = start_shards(seeds, event_loop)?;
     info!("started after {} ms", started.elapsed().as_millis());
-    let outcome = control.run()?;
-    for thread in threads {
-        // A shard that was told to drain has reported, or its time is over: nothing is waited for any more.
-        if thread.is_finished() {
-            let _ = thread.join();
-        }
-    }
+    // A shard that was told to drain has reported, or its time is over: nothing is waited for after it.
+    let outcome = control.run(threads)?;
     info!(target: "ztunnel::drain", "shutdown complete: {outcome:?}");
     Ok(0)
 }
@@ -118,10 +112,6 @@ fn introduce(config: &Config) {
     info!(target: "ztunnel", "running with config: {}", config.to_yaml());
     for warning in config.warnings.iter().chain(&config.not_yet()) {
         warn!("{warning}");
-    }
-    match &config.mode {
-        ProxyMode::Shared => info!("shared proxy mode - in-pod mode enabled"),
-        ProxyMode::Dedicated(_) => info!("proxy mode enabled"),
     }
 }
 
@@ -239,13 +229,6 @@ fn own_pods(config: &Config) -> Vec<Arc<Pod>> {
             .iter()
             .map(|info| pod("own-inbound", info, PodKind::OwnInbound))
             .collect(),
-    }
-}
-
-fn listen(bind: Bind, ipv6: bool) -> Listen {
-    match bind {
-        Bind::Localhost(_, port) => Listen::Localhost { ipv6, port },
-        Bind::SocketAddr(address) => Listen::At(address),
     }
 }
 

@@ -105,6 +105,23 @@ fn files_stay_readable() {
     assert!(long.is_empty(), "files of more than 800 lines: {long:?}");
 }
 
+/// rustfmt wraps code at 110, but neither comments nor text.
+#[test]
+fn lines_stay_readable() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut files = Vec::new();
+    for directory in ["src", "loadtest", "benches"] {
+        sources(&root.join(directory), &mut files);
+    }
+    let mut long = Vec::new();
+    for file in files.iter().filter(|file| !file.components().any(|part| part.as_os_str() == "target")) {
+        let text = fs::read_to_string(file).unwrap();
+        let lines = text.lines().enumerate().filter(|(_, line)| line.chars().count() > 120);
+        long.extend(lines.map(|(index, _)| format!("{}:{}", file.display(), index + 1)));
+    }
+    assert!(long.is_empty(), "lines of more than 120 characters:\n{}", long.join("\n"));
+}
+
 #[test]
 fn a_broken_rule_is_found() {
     assert!(imports_upwards("mesh", "use crate::sys::netns::Netns;").is_some());

@@ -15,7 +15,6 @@ pub struct Settings {
     /// Ports that may never be the target of a connection (15001, 15006, 15008, and 15080 where SOCKS5 is on).
     pub illegal_ports: Vec<u16>,
     pub network: Text,
-    pub cluster_domain: Text,
     /// `ENABLE_ORIG_SRC`: `Some(true)` must, `Some(false)` never, `None` best effort.
     pub original_source: Option<bool>,
     /// SO_MARK of every socket; `None` leaves it.
@@ -33,10 +32,6 @@ pub struct Settings {
     pub certificate_deadline: Duration,
     /// `ENABLE_RESPONSE_BAGGAGE`.
     pub response_baggage: bool,
-    /// `LOCALHOST_APP_TUNNEL`.
-    pub localhost_app_tunnel: bool,
-    /// `AUTHZ_POLICY_INFO_LOGGING`.
-    pub log_policy_decisions: bool,
     pub log_json: bool,
     /// How many shards carry the listeners of one pod (`RINGWAY_POD_SHARDS`).
     pub pod_shards: usize,

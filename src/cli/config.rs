@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::arguments::{ConfigCommand, OutputFormat};
-use super::{Console, exit, refused};
+use super::{Console, exit, refused, runnable};
 use crate::config::{Config, Shown, Surroundings, markdown};
 
 pub fn main(command: &ConfigCommand, from: &Surroundings<'_>, console: &mut Console<'_>) -> u8 {
@@ -33,7 +33,7 @@ struct Finding {
 }
 
 fn check(from: &Surroundings<'_>, output: OutputFormat, console: &mut Console<'_>) -> u8 {
-    let (severity, texts, code) = match Config::load(from) {
+    let (severity, texts, code) = match runnable(from) {
         Ok(config) => {
             let texts: Vec<_> = config.warnings.iter().cloned().chain(config.not_yet()).collect();
             let code = if texts.is_empty() { exit::OK } else { exit::PROBLEMS };

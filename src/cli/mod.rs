@@ -12,14 +12,13 @@ use crate::base::version::BuildInfo;
 use crate::config::{Config, ConfigError, Surroundings};
 pub use arguments::{Arguments, Command, DemoArguments, OutputFormat};
 
-/// Exit codes. Usage, unavailable and configuration are those of sysexits.h.
+/// Exit codes. Usage and configuration are those of sysexits.h.
 pub mod exit {
     pub const OK: u8 = 0;
     pub const FAILED: u8 = 1;
     /// A check ran and found something.
     pub const PROBLEMS: u8 = 2;
     pub const USAGE: u8 = 64;
-    pub const UNAVAILABLE: u8 = 69;
     pub const CONFIGURATION: u8 = 78;
 }
 
@@ -88,10 +87,17 @@ pub fn main(name: &str, from: &Surroundings<'_>, programs: &Programs, console: &
 }
 
 fn run(from: &Surroundings<'_>, programs: &Programs, console: &mut Console<'_>) -> u8 {
-    match Config::load(from) {
+    match runnable(from) {
         Ok(config) => (programs.run)(config).unwrap_or_else(|error| failed(&error, console)),
         Err(errors) => refused(&errors, console),
     }
+}
+
+/// A configuration that is valid, and that this version can serve.
+fn runnable(from: &Surroundings<'_>) -> Result<Config, Vec<ConfigError>> {
+    let config = Config::load(from)?;
+    let refusals = config.refusals();
+    if refusals.is_empty() { Ok(config) } else { Err(refusals) }
 }
 
 fn refused(errors: &[ConfigError], console: &mut Console<'_>) -> u8 {

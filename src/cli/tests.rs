@@ -17,6 +17,9 @@ impl Files for NoFiles {
     }
 }
 
+/// Sources that this version has.
+const SERVABLE: [(&str, &str); 2] = [("XDS_ADDRESS", ""), ("FAKE_CA", "true")];
+
 struct Outcome {
     code: u8,
     out: String,
@@ -63,7 +66,7 @@ fn every_spelling_of_run_runs() {
         &["proxy", "--x"],
     ] {
         for name in ["ringway", "/usr/local/bin/ztunnel"] {
-            let outcome = invoke(name, args, &[]);
+            let outcome = invoke(name, args, &SERVABLE);
             assert_eq!((outcome.code, outcome.out.as_str()), (42, ""), "{args:?}: {}", outcome.err);
         }
     }
@@ -78,10 +81,30 @@ fn failures_have_their_codes_and_talk_on_stderr() {
     assert_eq!((refused.code, refused.out.as_str()), (exit::CONFIGURATION, ""));
     assert_eq!(refused.err.lines().count(), 2, "{}", refused.err);
     assert!(refused.err.contains("error: invalid env var ENABLE_PROXY=yes ("), "{}", refused.err);
-    let failed = invoke("ringway", &[], &[("NETWORK", "broken")]);
+    let failed = invoke("ringway", &[], &[("NETWORK", "broken"), SERVABLE[0], SERVABLE[1]]);
     assert_eq!((failed.code, failed.err.as_str()), (exit::FAILED, "error: no data plane here\n"));
     assert_eq!(invoke("ringway", &["demo"], &[]).code, exit::PROBLEMS);
     assert_eq!(invoke("ringway", &["demo", "--hold"], &[]).code, exit::OK);
+}
+
+#[test]
+fn what_this_version_cannot_serve_is_refused_before_anything_starts() {
+    let local = ("LOCAL_XDS", "workloads: []");
+    for (environment, parts) in [
+        (&[][..], &["no source of the mesh", "no source of certificates"][..]),
+        (&[("XDS_ADDRESS", "")], &["no source of certificates"]),
+        (&[local, ("CA_ADDRESS", "")], &[]),
+        (&[("XDS_ADDRESS", "istiod:15012"), SERVABLE[1]], &["no source of the mesh"]),
+        (&[SERVABLE[0], SERVABLE[1], ("ENABLE_PROXY", "false")], &["ENABLE_PROXY=false"]),
+    ] {
+        for command in [&["run"][..], &["config", "check"]] {
+            let outcome = invoke("ringway", command, environment);
+            assert_eq!(outcome.code == exit::CONFIGURATION, !parts.is_empty(), "{environment:?}");
+            let told = outcome.err + &outcome.out;
+            assert!(parts.iter().all(|part| told.contains(part)), "{told}");
+        }
+        assert_eq!(invoke("ringway", &["config", "show"], environment).code, exit::OK);
+    }
 }
 
 #[test]
@@ -133,7 +156,7 @@ fn check_tells_everything_at_once() {
     let strange = invoke(
         "ringway",
         &["config", "check"],
-        &[("RINGWAY_POD_SHARD", "2"), ("UNSTABLE_ENABLE_SOCKS5", "true")],
+        &[("RINGWAY_POD_SHARD", "2"), ("UNSTABLE_ENABLE_SOCKS5", "true"), SERVABLE[0], SERVABLE[1]],
     );
     assert_eq!(strange.code, exit::PROBLEMS);
     assert!(

@@ -114,10 +114,15 @@ fn proxy_mode(reader: &mut Reader<'_>) -> ProxyMode {
     ProxyMode::Shared
 }
 
-/// Where that can't be read, loopback is taken to have it, with a warning.
+/// A kernel without IPv6 has no such switch. Any other failure to read it says nothing, so IPv6 is assumed.
 fn loopback_has_ipv6(files: &dyn Files, reader: &mut Reader<'_>) -> bool {
     match files.read(Path::new(LOOPBACK_IPV6_SWITCH)) {
         Ok(text) => text.trim() != "1",
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            let warning = format!("there is no {LOOPBACK_IPV6_SWITCH}: IPv6 on loopback is taken to be off");
+            reader.warnings.push(warning);
+            false
+        }
         Err(error) => {
             let warning =
                 format!("cannot read {LOOPBACK_IPV6_SWITCH} ({error}): IPv6 on loopback is taken to be on");
@@ -296,6 +301,19 @@ fn not_yet(config: &Config, reader: &Reader<'_>) -> Vec<String> {
     tell(needs_ca, "CA_ADDRESS asks for certificates from a control plane (FAKE_CA=true signs them here)");
     let asks_dns = config.dns_proxy && config.proxy_metadata.contains_key("DNS_CAPTURE");
     tell(asks_dns, "ISTIO_META_DNS_CAPTURE=true asks for the DNS proxy");
+    for name in ["AUTHZ_POLICY_INFO_LOGGING", "TLS12_ENABLED"] {
+        tell(reader.raw(name).is_some_and(|value| value == "true"), &format!("{name}=true is set"));
+    }
+    for name in [
+        "AUTH_TOKEN",
+        "XDS_ROOT_CA",
+        "CA_ROOT_CA",
+        "ALT_XDS_HOSTNAME",
+        "ALT_CA_HOSTNAME",
+        "PREFERED_SERVICE_NAMESPACE",
+    ] {
+        tell(set(name), &format!("{name} is set"));
+    }
     tell(config.socks5, "UNSTABLE_ENABLE_SOCKS5=true asks for a SOCKS5 listener");
     lines
 }

@@ -278,7 +278,6 @@ impl Config {
             outbound: at(OUTBOUND_PORT),
             illegal_ports: self.illegal_ports(),
             network: self.place.network.as_str().into(),
-            cluster_domain: self.place.cluster_domain.as_str().into(),
             original_source: self.data.original_source,
             mark: self.data.packet_mark.filter(|mark| *mark != 0),
             port_reuse: self.data.inpod_port_reuse,
@@ -292,8 +291,6 @@ impl Config {
             termination_deadline: self.data.termination_deadline,
             certificate_deadline: self.data.certificate_deadline,
             response_baggage: self.data.response_baggage,
-            localhost_app_tunnel: self.data.localhost_app_tunnel,
-            log_policy_decisions: self.logs.policy_decisions,
             log_json: self.logs.format == Format::Json,
             pod_shards: self.data.pod_shards.unwrap_or(DEFAULT_POD_SHARDS).min(shards).max(1),
             shards,
@@ -303,6 +300,16 @@ impl Config {
     /// One warning for each thing that was asked for but isn't part of this version.
     pub fn not_yet(&self) -> Vec<String> {
         self.not_yet.clone()
+    }
+
+    /// Why a valid configuration can't be run by this version: it would come up, look well and serve nobody.
+    pub fn refusals(&self) -> Vec<ConfigError> {
+        let sources = &self.sources;
+        let xds = sources.xds.address.clone().filter(|_| sources.local_xds == LocalXds::None);
+        let ca = sources.ca.address.clone().filter(|_| !sources.fake_ca);
+        let alone = (!self.proxy).then_some(ConfigError::NoDnsProxyAlone);
+        let sources = [xds.map(ConfigError::NoMesh), ca.map(ConfigError::NoCertificates)];
+        sources.into_iter().flatten().chain(alone).collect()
     }
 
     /// The `config` object of `/config_dump` (ztunnel-behaviour 17.7), keys sorted.

@@ -98,7 +98,12 @@ const WINDOW: Kind = Kind::Number(1, 2_147_483_647);
 
 /// In the order of the documentation page.
 pub const VARIABLES: &[Variable] = &[
-    row("ENABLE_PROXY", Kind::Flag, Is("true"), "Run the data plane."),
+    row(
+        "ENABLE_PROXY",
+        Kind::Flag,
+        Is("true"),
+        "Run the data plane. `false` leaves the DNS proxy alone. Not in this version: the start is refused.",
+    ),
     row(
         "PROXY_MODE",
         Kind::Choice(&["dedicated", "shared"]),
@@ -128,7 +133,7 @@ pub const VARIABLES: &[Variable] = &[
         "LOCALHOST_APP_TUNNEL",
         Kind::Flag,
         Is("true"),
-        "Deliver application tunnels of protocol PROXY to loopback.",
+        "Deliver application tunnels of protocol PROXY to loopback. Not in this version: such tunnels are refused.",
     ),
     row(
         "UNSTABLE_ENABLE_SOCKS5",
@@ -137,7 +142,12 @@ pub const VARIABLES: &[Variable] = &[
         "SOCKS5 on 127.0.0.1:15080. Not in this version: a warning.",
     ),
     row("INPOD_UDS", Kind::Path, Is("/var/run/ztunnel/ztunnel.sock"), "The CNI agent's socket."),
-    row("INPOD_PORT_REUSE", Kind::Flag, Is("true"), "SO_REUSEPORT on listeners in pods."),
+    row(
+        "INPOD_PORT_REUSE",
+        Kind::Flag,
+        Is("true"),
+        "SO_REUSEPORT on listeners in pods. The shards of this process share their ports also with `false`.",
+    ),
     row(
         "ZTUNNEL_WORKER_THREADS",
         Kind::Workers,
@@ -172,14 +182,14 @@ pub const VARIABLES: &[Variable] = &[
             "proxyConfig `discoveryAddress`; else https://istiod.istio-system.svc:15012 in Kubernetes, \
              https://localhost:15012 elsewhere",
         ),
-        "Where the mesh's configuration comes from. Empty: from nowhere. Not in this version: a warning \
-         where it is set.",
+        "Where the mesh's configuration comes from. Empty: from nowhere. Not in this version: the \
+         start is refused without LOCAL_XDS_PATH or LOCAL_XDS.",
     ),
     row(
         "CA_ADDRESS",
         Kind::Uri,
         Rule("https://istiod.istio-system.svc:15012 in Kubernetes, https://localhost:15012 elsewhere"),
-        "Where certificates come from. Empty: from nowhere. Not in this version: a warning where it is set \
+        "Where certificates come from. Empty: from nowhere. Not in this version: the start is refused \
          without FAKE_CA=true.",
     ),
     row(
@@ -192,34 +202,45 @@ pub const VARIABLES: &[Variable] = &[
         "XDS_ROOT_CA",
         Kind::RootCertificate,
         Is("./var/run/secrets/istio/root-cert.pem"),
-        "Root of the XDS server's certificate; `SYSTEM`: the roots of the operating system.",
+        "Root of the XDS server's certificate; `SYSTEM`: the roots of the operating system. Not in this version.",
     ),
     row(
         "CA_ROOT_CA",
         Kind::RootCertificate,
         Is("./var/run/secrets/istio/root-cert.pem"),
-        "The same for the certificate authority.",
+        "The same for the certificate authority. Not in this version.",
     ),
-    row("ALT_XDS_HOSTNAME", Kind::Text, NONE, "One more name that the XDS server's certificate may carry."),
-    row("ALT_CA_HOSTNAME", Kind::Text, NONE, "The same for the certificate authority."),
+    row(
+        "ALT_XDS_HOSTNAME",
+        Kind::Text,
+        NONE,
+        "One more name that the XDS server's certificate may carry. Not in this version.",
+    ),
+    row("ALT_CA_HOSTNAME", Kind::Text, NONE, "The same for the certificate authority. Not in this version."),
     row(
         "AUTH_TOKEN",
         Kind::Token,
         Rule("./var/run/secrets/tokens/istio-token where that file exists, else no authentication"),
-        "Bearer token for both.",
+        "Bearer token for both. Not in this version.",
     ),
     row(
         "XDS_HEADER_*",
         Kind::Header,
         NONE,
-        "A header for the XDS stream: XDS_HEADER_X_TEAM=a sends x_team: a.",
+        "A header for the XDS stream: XDS_HEADER_X_TEAM=a sends x_team: a. Not in this version.",
     ),
-    row("CA_HEADER_*", Kind::Header, NONE, "A header for requests to the certificate authority."),
+    row(
+        "CA_HEADER_*",
+        Kind::Header,
+        NONE,
+        "A header for requests to the certificate authority. Not in this version.",
+    ),
     row(
         "XDS_ON_DEMAND",
         Kind::Flag,
         Is("false"),
-        "Ask for workloads and services only when they are needed; excludes the DNS proxy.",
+        "Ask for workloads and services only when they are needed; excludes the DNS proxy. Not in this \
+         version: a warning.",
     ),
     row(
         "LOCAL_XDS_PATH",
@@ -252,7 +273,7 @@ pub const VARIABLES: &[Variable] = &[
         "TLS12_ENABLED",
         Kind::Word("true"),
         Is("false"),
-        "Allow TLS 1.2 as well, towards the control plane only.",
+        "Allow TLS 1.2 as well, towards the control plane only. Not in this version.",
     ),
     row(
         "CLUSTER_ID",
@@ -260,7 +281,12 @@ pub const VARIABLES: &[Variable] = &[
         Is("Kubernetes"),
         "Name of the cluster; ISTIO_META_CLUSTER_ID goes before it.",
     ),
-    row("CLUSTER_DOMAIN", Kind::Text, Is("cluster.local"), "DNS domain of the cluster."),
+    row(
+        "CLUSTER_DOMAIN",
+        Kind::Text,
+        Is("cluster.local"),
+        "DNS domain of the cluster, for the DNS proxy. Not in this version: only shown in the dump.",
+    ),
     row("NETWORK", Kind::Text, Is(""), "Network of this node."),
     row("NODE_NAME", Kind::Text, NONE, "Name of this node."),
     row(
@@ -271,12 +297,17 @@ pub const VARIABLES: &[Variable] = &[
     ),
     row("POD_NAME", Kind::Text, NONE, "See POD_NAMESPACE."),
     row("SERVICE_ACCOUNT", Kind::Text, NONE, "See POD_NAMESPACE."),
-    row("INSTANCE_IP", Kind::Text, Is("1.1.1.1"), "Address of the proxy in its XDS node id."),
+    row(
+        "INSTANCE_IP",
+        Kind::Text,
+        Is("1.1.1.1"),
+        "Address of the proxy in its XDS node id. Not in this version.",
+    ),
     row(
         "PREFERED_SERVICE_NAMESPACE",
         Kind::Text,
         NONE,
-        "Namespace that wins where a DNS name has services in several.",
+        "Namespace that wins where a DNS name has services in several. Not in this version.",
     ),
     row(
         "PROXY_CONFIG",
@@ -289,13 +320,13 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Text,
         NONE,
         "Proxy metadata. ISTIO_META_DNS_CAPTURE turns the DNS proxy on and off, ISTIO_META_DNS_PROXY_ADDR \
-         moves it.",
+         moves it. There is no DNS proxy in this version: a warning.",
     ),
     row(
         "ISTIO_METAJSON_*",
         Kind::Json,
         NONE,
-        "Metadata of the XDS node; what isn't JSON is skipped with a warning.",
+        "Metadata of the XDS node; what isn't JSON is skipped with a warning. Not in this version.",
     ),
     row(
         "POOL_MAX_STREAMS_PER_CONNECTION",
@@ -341,7 +372,7 @@ pub const VARIABLES: &[Variable] = &[
         "AUTHZ_POLICY_INFO_LOGGING",
         Kind::Word("true"),
         Is("false"),
-        "Log policy decisions at level info instead of debug.",
+        "Log policy decisions at level info instead of debug. Not in this version.",
     ),
     row(
         "RINGWAY_POD_SHARDS",

@@ -153,7 +153,8 @@ fn dashboard() -> Reply {
         .map(|(path, about)| format!("<tr><td><a href=\"{path}\">{path}</a></td><td>{about}</td></tr>\n"))
         .collect();
     let page = format!(
-        "<!DOCTYPE html>\n<html><head><title>Ringway admin</title></head>\n<body><table>\n{rows}</table></body></html>\n"
+        "<!DOCTYPE html>\n<html><head><title>Ringway admin</title></head>\n<body><table>\n\
+         {rows}</table></body></html>\n"
     );
     http::with_header(http::plain(StatusCode::OK, page), CONTENT_TYPE.as_str(), "text/html; charset=utf-8")
 }

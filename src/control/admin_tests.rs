@@ -3,8 +3,8 @@
 use super::*;
 use std::sync::Mutex;
 
+use crate::control::http::Server;
 use crate::control::http::test::{body, get};
-use crate::control::http::{Listen, Server};
 use crate::control::test_support::Shards;
 use crate::mesh::snapshot::Snapshot;
 
@@ -122,7 +122,7 @@ fn server(shards: &Shards, quit: mpsc::Sender<Quit>) -> AdminServer {
 #[tokio::test]
 async fn every_path_answers_with_its_status_type_and_body() {
     let shards = Shards::start(2, |_| Default::default());
-    let bound = Server::bind("admin", Listen::At("127.0.0.1:0".parse().unwrap())).unwrap();
+    let bound = Server::bind("admin", &["127.0.0.1:0".parse().unwrap()]).unwrap();
     let address = bound.addresses()[0];
     let (_close, closing) = tokio::sync::watch::channel(false);
     let (quit, mut quits) = mpsc::channel::<Quit>(1);

@@ -2,8 +2,10 @@
 //! orders to the shards, and ends with the process; the HTTP servers are tasks beside it, the CNI agent has a thread
 //! of its own. It may stall for a moment (a large file) without any connection noticing.
 
+use std::any::Any;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -27,7 +29,7 @@ use crate::control::admin::{AdminServer, LogLevels};
 use crate::control::ca::{Ca, Signer};
 use crate::control::cni::{Board, Cni, Letter};
 use crate::control::heartbeat::Heartbeat;
-use crate::control::http::{BindError, Listen, Server, Serving};
+use crate::control::http::{BindError, Server, Serving};
 use crate::control::metrics::MetricsServer;
 use crate::control::publish::{Orders, Source};
 use crate::control::ready::{DRAIN, PODS, PROXY, Readiness, ReadinessServer, STATE};
@@ -50,9 +52,9 @@ pub struct Wiring {
     /// Pods that are this process's own: the workload of dedicated mode, or the proxy's own inbound listener.
     /// Started once the mesh is known.
     pub own: Vec<Arc<Pod>>,
-    pub readiness_listen: Listen,
-    pub metrics_listen: Listen,
-    pub admin_listen: Listen,
+    pub readiness_addresses: Vec<SocketAddr>,
+    pub metrics_addresses: Vec<SocketAddr>,
+    pub admin_addresses: Vec<SocketAddr>,
     pub facts: Facts,
     pub lines: LineSink,
     /// `None`: `/logging` says that logging isn't there.
@@ -96,7 +98,10 @@ pub enum ControlError {
     },
     #[error("the proxy for {pod} can't start: {error}")]
     OwnPod { pod: String, error: String },
-    #[error("the thread that serves the CNI agent has ended: see the panic above")]
+    /// A supervisor starts the process anew: what that shard carried can't be carried by another one.
+    #[error("shard {shard} is dead: {why}")]
+    Shard { shard: usize, why: String },
+    #[error("the thread that serves the CNI agent has ended or stands still: see the lines above")]
     CniThread,
 }
 
@@ -127,29 +132,30 @@ impl Control {
             readiness.expect(PODS, Some("waits for the mesh's state before it calls the CNI agent".into()));
         }
         let servers = [
-            Server::bind("readiness", wiring.readiness_listen)?,
-            Server::bind("admin", wiring.admin_listen)?,
-            Server::bind("stats", wiring.metrics_listen)?,
+            Server::bind("readiness", &wiring.readiness_addresses)?,
+            Server::bind("admin", &wiring.admin_addresses)?,
+            Server::bind("stats", &wiring.metrics_addresses)?,
         ];
         Ok(Self { readiness, registry: Registry::default(), servers, wiring })
     }
 
     /// Where readiness, admin and metrics are served.
-    pub fn addresses(&self) -> [Vec<std::net::SocketAddr>; 3] {
+    pub fn addresses(&self) -> [Vec<SocketAddr>; 3] {
         self.servers.each_ref().map(Server::addresses)
     }
 
-    /// Runs on the calling thread until the process shall end.
-    pub fn run(self) -> Result<Outcome, ControlError> {
+    /// Runs on the calling thread until the process shall end. `threads`: those of the shards, in the order of
+    /// their numbers; one that ends before it was told to is an error.
+    pub fn run(self, threads: Vec<JoinHandle<()>>) -> Result<Outcome, ControlError> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(|error| ControlError::Kernel { what: "make its event loop", error })?;
         let registry = self.registry.clone();
-        metrics::with_local_recorder(&registry, || runtime.block_on(self.work()))
+        metrics::with_local_recorder(&registry, || runtime.block_on(self.work(threads)))
     }
 
-    async fn work(self) -> Result<Outcome, ControlError> {
+    async fn work(self, threads: Vec<JoinHandle<()>>) -> Result<Outcome, ControlError> {
         let Self { readiness, registry, servers: [ready, admin, stats], wiring } = self;
         let kernel = |what| move |error| ControlError::Kernel { what, error };
         info!(target: "ztunnel::app", "{}", match &wiring.mode {
@@ -181,15 +187,17 @@ impl Control {
         };
         serving.push(stats.serve(Arc::new(metrics_server), &closing)?);
         let (post, letters) = mailbox(CNI_LETTERS_QUEUED).map_err(kernel("make the CNI thread's mailbox"))?;
+        let orders = Orders::new(wiring.shards.clone());
         let cni = match &wiring.mode {
             Mode::Shared { cni } => {
-                let orders = Orders::new(wiring.shards.clone());
+                let orders = orders.beside();
                 let (settings, readiness) = (wiring.settings.clone(), readiness.clone());
                 Some(Cni::new(cni.clone(), settings, orders, letters, readiness, board))
             }
             Mode::Dedicated => None,
         };
-        let loop_ = Loop::new(wiring, readiness, registry, cni, post);
+        let shards = Shards { orders, threads };
+        let loop_ = Loop::new(wiring, readiness, registry, cni, post, shards);
         Box::pin(loop_.run(Quits { quits, close, serving })).await
     }
 }
@@ -203,10 +211,17 @@ struct Quits {
     serving: Vec<Serving>,
 }
 
+/// The shards, as the control thread holds them.
+struct Shards {
+    orders: Orders,
+    threads: Vec<JoinHandle<()>>,
+}
+
 /// The one task that owns what changes.
 struct Loop {
     published: Arc<Published>,
     orders: Orders,
+    threads: Vec<JoinHandle<()>>,
     reports: Letterbox<Report>,
     settings: Arc<Settings>,
     source: Option<Box<dyn Source>>,
@@ -243,6 +258,7 @@ impl Loop {
         registry: Registry,
         cni: Option<Cni>,
         post: Mailbox<Letter>,
+        Shards { orders, threads }: Shards,
     ) -> Self {
         let Wiring { published, identities, shards, reports, settings, source, signer, own, .. } = wiring;
         let dedicated = matches!(wiring.mode, Mode::Dedicated);
@@ -254,8 +270,9 @@ impl Loop {
         Self {
             own: own.collect(),
             ca: Ca::new(signer, wiring.certificate_ttl, identities, fastrand::Rng::new()),
-            heartbeat: Heartbeat::new(shards.clone()),
-            orders: Orders::new(shards),
+            heartbeat: Heartbeat::new(shards),
+            orders,
+            threads,
             prefetch: !dedicated,
             letters: VecDeque::new(),
             cni_thread: None,
@@ -314,8 +331,23 @@ impl Loop {
         self.orders.flush();
         self.hand_letters_on();
         self.heartbeat.beat(now, &self.readiness);
-        // It ends by itself only at a drain; without it no pod of this node could come or go.
-        if self.cni_thread.as_ref().is_some_and(JoinHandle::is_finished) {
+        self.look_for_the_dead()
+    }
+
+    /// Threads end by themselves only at a drain. Without one of them the process only looks alive.
+    fn look_for_the_dead(&mut self) -> Result<(), ControlError> {
+        if let Some(shard) = self.threads.iter().position(JoinHandle::is_finished) {
+            let why = match self.threads.swap_remove(shard).join() {
+                Ok(()) => "its event loop has ended".to_owned(),
+                Err(panic) => format!("it panicked: {}", panic_text(panic.as_ref())),
+            };
+            return Err(ControlError::Shard { shard, why });
+        }
+        if let Some(shard) = self.orders.lost() {
+            return Err(ControlError::Shard { shard, why: "it takes no orders any more".to_owned() });
+        }
+        let stands_still = self.letters.len() > CNI_LETTERS_QUEUED;
+        if stands_still || self.cni_thread.as_ref().is_some_and(JoinHandle::is_finished) {
             return Err(ControlError::CniThread);
         }
         Ok(())
@@ -455,7 +487,6 @@ impl Loop {
         while let Some(letter) = self.letters.pop_front() {
             if let Err(letter) = self.post.post(letter) {
                 self.letters.push_front(letter);
-                self.letters.truncate(CNI_LETTERS_QUEUED);
                 break;
             }
         }
@@ -483,7 +514,9 @@ impl Loop {
         bell: Bell,
     ) -> Result<Outcome, ControlError> {
         let grace = self.settings.termination_deadline;
-        self.readiness.lose(DRAIN, format!("the process ends, within {grace:?}").into());
+        let reason = format!("the process ends, within {grace:?}");
+        info!(target: "ztunnel::readiness", "no longer ready: {reason}");
+        self.readiness.expect(DRAIN, Some(reason.into()));
         self.letters.clear();
         let _ = self.post.post(Letter::Drain);
         self.orders.post_all(|| Order::Drain { grace });
@@ -501,6 +534,10 @@ impl Loop {
                 Ok(()) = bell.rung() => self.take_reports()?,
                 _ = tick.tick() => {
                     self.orders.flush();
+                    self.take_reports()?;
+                    // A dead one has nothing left either.
+                    let ended = self.threads.iter().enumerate().filter(|(_, thread)| thread.is_finished());
+                    self.drained.extend(ended.map(|(shard, _)| shard));
                 }
                 () = tokio::time::sleep_until(end) => {
                     let silent = self.orders.shards() - self.drained.len();
@@ -517,6 +554,11 @@ impl Loop {
         info!("shutdown complete");
         Ok(Outcome::Drained)
     }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a text")
 }
 
 #[cfg(test)]

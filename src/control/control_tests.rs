@@ -1,20 +1,18 @@
 //! The whole control thread, its shards being threads that answer.
 
 use super::*;
-use std::net::SocketAddr;
-
 use crate::bridge::order::PodInfo;
 use crate::bridge::report::ShardStats;
 use crate::control::ca::NoAuthority;
 use crate::control::http::test::get;
 use crate::control::source::LocalSource;
-use crate::control::test_support::{Shards, settings};
+use crate::control::test_support::{Shards as Fakes, settings};
 use crate::mesh::snapshot::Snapshot;
 use crate::sys::fdpass::SeqPacketListener;
 use crate::wire::zds::{self, Message};
 
 struct Scene {
-    _shards: Shards,
+    _shards: Fakes,
     published: Arc<Published>,
     ready: SocketAddr,
     admin: SocketAddr,
@@ -27,9 +25,9 @@ fn pod(uid: &str, kind: PodKind) -> Arc<Pod> {
 }
 
 fn start(mode: Mode, own: Vec<Arc<Pod>>, source: Option<Box<dyn Source>>) -> Scene {
-    let mut shards = Shards::start(2, |_| ShardStats::default());
+    let mut shards = Fakes::start(2, |_| ShardStats::default());
     let published = Arc::new(Published::new(Snapshot::default()));
-    let anywhere = Listen::At("127.0.0.1:0".parse().unwrap());
+    let anywhere = vec!["127.0.0.1:0".parse().unwrap()];
     let facts = Facts {
         version: serde_json::Value::Null,
         config: serde_json::Value::Null,
@@ -48,16 +46,17 @@ fn start(mode: Mode, own: Vec<Arc<Pod>>, source: Option<Box<dyn Source>>) -> Sce
         certificate_ttl: Duration::from_secs(86_400),
         mode,
         own,
-        readiness_listen: anywhere,
-        metrics_listen: anywhere,
-        admin_listen: anywhere,
+        readiness_addresses: anywhere.clone(),
+        metrics_addresses: anywhere.clone(),
+        admin_addresses: anywhere,
         facts,
         lines: LineSink::new(crossbeam::channel::bounded(1).0),
         logs: None,
     };
     let control = Control::new(wiring).unwrap();
     let [ready, admin, _] = control.addresses().map(|addresses| addresses[0]);
-    let thread = std::thread::spawn(|| control.run());
+    let threads = std::mem::take(&mut shards.threads);
+    let thread = std::thread::spawn(|| control.run(threads));
     Scene { _shards: shards, published, ready, admin, thread }
 }
 
@@ -94,6 +93,13 @@ fn a_dedicated_workload_that_cannot_start_ends_the_process_with_the_reason() {
         error.starts_with("the proxy for shop/web can't start: shard ") && error.ends_with("no luck"),
         "{error}"
     );
+}
+
+#[test]
+fn a_dead_shard_ends_the_process_with_the_reason() {
+    let scene = start(Mode::Dedicated, vec![pod("fatal", PodKind::Workload)], None);
+    let error = scene.thread.join().unwrap().unwrap_err().to_string();
+    assert!(error.starts_with("shard ") && error.ends_with(" is dead: it panicked: out of luck"), "{error}");
 }
 
 #[tokio::test]

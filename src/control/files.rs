@@ -323,7 +323,8 @@ services:
     fn a_match_that_cannot_be_read_is_named_and_denies() {
         let policy = |entry: &str| {
             format!(
-                "policies: [{{name: a, namespace: b, scope: Global, action: Deny, dryRun: false, rules: [[[{entry}]]]}}]"
+                "policies: [{{name: a, namespace: b, scope: Global, action: Deny, dryRun: false, \
+                 rules: [[[{entry}]]]}}]"
             )
         };
         for (entry, part) in [

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crossbeam::channel::Receiver;
+use crossbeam::channel::{Receiver, TryRecvError};
 
 use crate::base::limits::HEARTBEAT_MS;
 use crate::bridge::mailbox::Mailbox;
@@ -31,27 +31,31 @@ impl Heartbeat {
             self.last = Some(now);
         }
         for (shard, (mailbox, asked)) in self.shards.iter().zip(&mut self.asked).enumerate() {
-            match asked {
-                Some((_, answer)) if answer.try_recv().is_ok() => {
-                    *asked = None;
-                    readiness.complete(&format!("shard {shard}"));
-                }
-                Some((at, _)) if now.duration_since(*at) >= pause => {
-                    let silent = now.duration_since(*at).as_secs();
-                    readiness
-                        .lose(format!("shard {shard}"), format!("no sign of life for {silent} s").into());
-                }
-                Some(_) => {}
-                None if ask => {
-                    let (sender, answer) = crossbeam::channel::bounded(1);
-                    // A full mailbox is a shard that doesn't read: the missing answer tells.
-                    let _ = mailbox.post(Order::Scrape(sender));
-                    *asked = Some((now, answer));
-                }
-                None => {}
+            let Some((since, answer)) = asked.take() else {
+                *asked = ask.then(|| (now, question(mailbox)));
+                continue;
+            };
+            let Err(missing) = answer.try_recv() else {
+                readiness.complete(&format!("shard {shard}"));
+                continue;
+            };
+            let silent = now.duration_since(since);
+            if silent >= pause {
+                let reason = format!("no sign of life for {} s", silent.as_secs());
+                readiness.lose(format!("shard {shard}"), reason.into());
             }
+            // A question that was thrown away is never answered: the shard stays missed, and is asked again.
+            let again = ask && missing == TryRecvError::Disconnected;
+            *asked = Some((since, if again { question(mailbox) } else { answer }));
         }
     }
+}
+
+/// A full mailbox is a shard that doesn't read: the missing answer tells.
+fn question(mailbox: &Mailbox<Order>) -> Receiver<ShardStats> {
+    let (sender, answer) = crossbeam::channel::bounded(1);
+    let _ = mailbox.post(Order::Scrape(sender));
+    answer
 }
 
 #[cfg(test)]
@@ -83,6 +87,27 @@ mod tests {
         assert_eq!(readiness.pending()[0].0, "shard 0");
         answer();
         heartbeat.beat(at(11), &readiness);
+        assert!(readiness.pending().is_empty());
+    }
+
+    #[test]
+    fn a_question_that_was_thrown_away_is_asked_again() {
+        let (mailbox, letters) = mailbox(1).unwrap();
+        let readiness = Readiness::default();
+        mailbox.post(Order::Look).ok().unwrap();
+        let mut heartbeat = Heartbeat::new(vec![mailbox]);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        // The mailbox is full: the question is lost at once.
+        heartbeat.beat(at(0), &readiness);
+        heartbeat.beat(at(10), &readiness);
+        assert_eq!(readiness.pending()[0].0, "shard 0");
+        letters.take().unwrap();
+        heartbeat.beat(at(20), &readiness);
+        assert_eq!(readiness.pending()[0].0, "shard 0", "asking is no answer");
+        let Some(Order::Scrape(to)) = letters.take() else { panic!("it asks again") };
+        to.send(ShardStats::default()).unwrap();
+        heartbeat.beat(at(21), &readiness);
         assert!(readiness.pending().is_empty());
     }
 }

@@ -3,7 +3,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::base::limits::{
     ACCEPT_PAUSE_MS, HTTP_BUFFER_BYTES, HTTP_CONNECTIONS, HTTP_HEADER_DEADLINE_MS, LINGER_MS,
@@ -32,17 +32,6 @@ pub type Answering<'a> = Pin<Box<dyn Future<Output = Reply> + Send + 'a>>;
 /// What answers the requests of one server.
 pub trait Handler: Send + Sync + 'static {
     fn answer(&self, question: Question) -> Answering<'_>;
-}
-
-/// Where a server listens.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Listen {
-    /// 127.0.0.1, and ::1 where IPv6 is wanted and the loopback has it.
-    Localhost {
-        ipv6: bool,
-        port: u16,
-    },
-    At(SocketAddr),
 }
 
 /// An address that can't be listened on.
@@ -64,10 +53,10 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds every address of `listen`; no runtime is needed for it.
-    pub fn bind(component: &'static str, listen: Listen) -> Result<Self, BindError> {
+    /// Binds every address; no runtime is needed for it.
+    pub fn bind(component: &'static str, addresses: &[SocketAddr]) -> Result<Self, BindError> {
         let mut listeners = Vec::new();
-        for address in addresses(listen, loopback_has_ipv6) {
+        for &address in addresses {
             let bound = std::net::TcpListener::bind(address).and_then(|listener| {
                 listener.set_nonblocking(true)?;
                 Ok((listener.local_addr()?, listener))
@@ -122,33 +111,6 @@ impl Serving {
         let all = u32::try_from(HTTP_CONNECTIONS).unwrap_or(u32::MAX);
         let ended = self.connections.acquire_many(all);
         let _ = tokio::time::timeout(Duration::from_millis(LINGER_MS), ended).await;
-    }
-}
-
-/// Addresses of a listen rule.
-fn addresses(listen: Listen, loopback_has_ipv6: impl FnOnce() -> bool) -> Vec<SocketAddr> {
-    match listen {
-        Listen::At(address) => vec![address],
-        Listen::Localhost { ipv6, port } => {
-            let mut all = vec![SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)];
-            if ipv6 && loopback_has_ipv6() {
-                all.push(SocketAddr::new(IpAddr::V6(Ipv6Addr::LOCALHOST), port));
-            }
-            all
-        }
-    }
-}
-
-/// A kernel without IPv6 has no such file; every other failure to read it says nothing, so IPv6 is assumed.
-fn loopback_has_ipv6() -> bool {
-    const SWITCH: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
-    match std::fs::read_to_string(SWITCH) {
-        Ok(disabled) => disabled.trim() != "1",
-        Err(error) if error.kind() == io::ErrorKind::NotFound => false,
-        Err(error) => {
-            warn!(%error, "cannot read {SWITCH}: assuming that the loopback has IPv6");
-            true
-        }
     }
 }
 
@@ -310,13 +272,13 @@ mod tests {
         }
     }
 
-    fn here() -> Listen {
-        Listen::At("127.0.0.1:0".parse().unwrap())
+    fn here() -> [SocketAddr; 1] {
+        ["127.0.0.1:0".parse().unwrap()]
     }
 
     #[tokio::test]
     async fn a_request_is_answered_even_after_a_half_close_and_closing_ends_everything() {
-        let server = Server::bind("admin", here()).unwrap();
+        let server = Server::bind("admin", &here()).unwrap();
         let address = server.addresses()[0];
         let (close, closing) = watch::channel(false);
         let serving = server.serve(Arc::new(Echo), &closing).unwrap();
@@ -331,7 +293,7 @@ mod tests {
 
     #[tokio::test]
     async fn oversized_and_broken_requests_are_refused() {
-        let server = Server::bind("admin", here()).unwrap();
+        let server = Server::bind("admin", &here()).unwrap();
         let address = server.addresses()[0];
         let (_close, closing) = watch::channel(false);
         let _serving = server.serve(Arc::new(Echo), &closing).unwrap();
@@ -347,7 +309,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_that_sends_no_headers_is_let_go() {
-        let mut server = Server::bind("admin", here()).unwrap();
+        let mut server = Server::bind("admin", &here()).unwrap();
         server.header_deadline = Duration::from_millis(50);
         let address = server.addresses()[0];
         let (_close, closing) = watch::channel(false);
@@ -363,14 +325,8 @@ mod tests {
     fn a_taken_port_is_named() {
         let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = taken.local_addr().unwrap();
-        let error = Server::bind("stats", Listen::At(address)).err().unwrap().to_string();
+        let error = Server::bind("stats", &[address]).err().unwrap().to_string();
         let starts = format!("stats server starts: failed to bind to address {address}: ");
         assert!(error.starts_with(&starts), "{error}");
-    }
-
-    #[test]
-    fn localhost_is_both_families_where_usable() {
-        let of = |ipv6, usable| addresses(Listen::Localhost { ipv6, port: 15_000 }, || usable).len();
-        assert_eq!((of(true, true), of(true, false), of(false, true)), (2, 1, 1));
     }
 }

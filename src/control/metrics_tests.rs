@@ -4,8 +4,8 @@ use super::*;
 use std::sync::Arc;
 
 use crate::base::text::Text;
+use crate::control::http::Server;
 use crate::control::http::test::ask;
-use crate::control::http::{Listen, Server};
 use crate::control::test_support::Shards;
 use crate::mesh::labels::{Security, ServiceLabels};
 
@@ -214,7 +214,7 @@ async fn a_scrape_sums_living_shards_and_does_not_wait_long_for_a_dead_one() {
     let (dead, _letters) = crate::bridge::mailbox::mailbox(10).unwrap();
     let mut mailboxes = shards.mailboxes.clone();
     mailboxes.push(dead);
-    let bound = Server::bind("stats", Listen::At("127.0.0.1:0".parse().unwrap())).unwrap();
+    let bound = Server::bind("stats", &["127.0.0.1:0".parse().unwrap()]).unwrap();
     let address = bound.addresses()[0];
     let (_close, closing) = tokio::sync::watch::channel(false);
     let _serving = bound.serve(Arc::new(server(mailboxes)), &closing).unwrap();

@@ -1,6 +1,8 @@
 //! What leaves the control thread: orders to the shards, and where the mesh they are about comes from.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::base::limits::ORDERS_QUEUED;
 use crate::base::text::Text;
@@ -34,12 +36,28 @@ pub struct Update {
 pub struct Orders {
     shards: Vec<Mailbox<Order>>,
     waiting: Vec<VecDeque<Order>>,
+    /// The shard that took no orders for so long that one was lost; it must be dead.
+    lost: Arc<AtomicUsize>,
 }
+
+/// No shard has lost an order.
+const NONE_LOST: usize = usize::MAX;
 
 impl Orders {
     pub fn new(shards: Vec<Mailbox<Order>>) -> Self {
         let waiting = shards.iter().map(|_| VecDeque::new()).collect();
-        Self { shards, waiting }
+        Self { shards, waiting, lost: Arc::new(AtomicUsize::new(NONE_LOST)) }
+    }
+
+    /// For another thread that posts to the same shards. What is lost there is seen here, and the other way round.
+    pub fn beside(&self) -> Self {
+        let waiting = self.shards.iter().map(|_| VecDeque::new()).collect();
+        Self { shards: self.shards.clone(), waiting, lost: self.lost.clone() }
+    }
+
+    /// The shard that lost an order. From then on nobody knows what it carries, so the process can't go on.
+    pub fn lost(&self) -> Option<usize> {
+        Some(self.lost.load(Ordering::Relaxed)).filter(|shard| *shard != NONE_LOST)
     }
 
     pub fn shards(&self) -> usize {
@@ -64,6 +82,7 @@ impl Orders {
         }
         metrics::counter!("ringway_orders_delayed").increment(1);
         if waiting.len() >= ORDERS_QUEUED {
+            self.lost.store(shard, Ordering::Relaxed);
             return false;
         }
         waiting.push_back(order);
@@ -136,7 +155,11 @@ mod tests {
         drop(letters);
         let mut orders = Orders::new(vec![post]);
         let stop = || Order::Stop { uid: "x".into(), how: Ending::Now };
-        let taken = (0..ORDERS_QUEUED + 10).filter(|_| orders.post(0, stop())).count();
-        assert_eq!(taken, ORDERS_QUEUED);
+        let mut beside = orders.beside();
+        assert!(beside.post(0, stop()));
+        let taken = (0..ORDERS_QUEUED).filter(|_| orders.post(0, stop())).count();
+        assert_eq!((taken, beside.lost()), (ORDERS_QUEUED, None));
+        let taken = (0..10).filter(|_| orders.post(0, stop())).count();
+        assert_eq!((taken, orders.lost(), beside.lost()), (0, Some(0), Some(0)));
     }
 }

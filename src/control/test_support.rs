@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::base::text::Text;
@@ -18,7 +19,6 @@ pub fn settings() -> Settings {
         outbound: any(15_001),
         illegal_ports: vec![15_001, 15_006, 15_008],
         network: Text::default(),
-        cluster_domain: "cluster.local".into(),
         original_source: None,
         mark: None,
         port_reuse: true,
@@ -32,8 +32,6 @@ pub fn settings() -> Settings {
         certificate_deadline: Duration::from_secs(1),
         termination_deadline: Duration::from_secs(5),
         response_baggage: false,
-        localhost_app_tunnel: true,
-        log_policy_decisions: false,
         log_json: false,
         pod_shards: 2,
         shards: 2,
@@ -44,6 +42,7 @@ pub fn settings() -> Settings {
 pub struct Shards {
     pub mailboxes: Vec<Mailbox<Order>>,
     pub reports: Option<Letterbox<Report>>,
+    pub threads: Vec<JoinHandle<()>>,
     over: Arc<AtomicBool>,
 }
 
@@ -53,18 +52,19 @@ impl Shards {
         let (report, reports) = mailbox(1_000).unwrap();
         let over = Arc::new(AtomicBool::new(false));
         let (mailboxes, boxes): (Vec<_>, Vec<_>) = (0..count).map(|_| mailbox::<Order>(100).unwrap()).unzip();
+        let mut threads = Vec::new();
         for (shard, orders) in boxes.into_iter().enumerate() {
             let (report, over) = (report.clone(), over.clone());
-            std::thread::spawn(move || {
+            threads.push(std::thread::spawn(move || {
                 while !over.load(Ordering::Relaxed) {
                     while let Some(order) = orders.take() {
                         answer(shard, order, &report, stats);
                     }
                     std::thread::sleep(Duration::from_millis(1));
                 }
-            });
+            }));
         }
-        Self { mailboxes, reports: Some(reports), over }
+        Self { mailboxes, reports: Some(reports), threads, over }
     }
 }
 
@@ -79,6 +79,7 @@ fn answer(shard: usize, order: Order, report: &Mailbox<Report>, stats: fn(usize)
         Order::Start(pod) if &*pod.uid == "bad" => {
             Report::Started { uid: pod.uid.clone(), shard, result: Err("no luck".into()) }
         }
+        Order::Start(pod) if &*pod.uid == "fatal" => panic!("out of luck"),
         Order::Start(pod) => Report::Started { uid: pod.uid.clone(), shard, result: Ok(()) },
         Order::Stop { uid, .. } => Report::Stopped { uid, shard },
         Order::Drain { .. } => Report::Drained { shard },

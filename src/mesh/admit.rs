@@ -94,17 +94,6 @@ fn ground(policy: &Arc<Policy>, call: &Call<'_>) -> Option<Ground> {
     Some(Ground { policy: policy.clone(), rule, clause })
 }
 
-/// The dry-run policies that apply to a call, each with whether it matches. They are told, never enforced.
-pub fn rehearse<'a>(
-    snapshot: &'a Snapshot,
-    call: &'a Call<'a>,
-) -> impl Iterator<Item = (&'a Arc<Policy>, bool)> {
-    snapshot
-        .policies_for(call.workload)
-        .filter(|policy| policy.dry_run)
-        .map(|policy| (policy, policy.matches(call).is_some()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -169,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dry_run_is_rehearsed_and_never_enforced() {
+    fn a_dry_run_is_never_enforced() {
         let dry =
             |action| Policy { dry_run: true, ..policy("p", PolicyScope::Namespace, action, vec![port(80)]) };
         assert_eq!(told(vec![dry(Action::Deny)]), "-");
@@ -179,17 +168,6 @@ mod tests {
         let strict = policy("strict", PolicyScope::Namespace, Action::Allow, vec![port(81)]);
         let text = "allow policies exist, but none allowed";
         assert_eq!(told(vec![dry(Action::Allow), strict]), text);
-        let server = pod("server", &["10.0.0.2"]);
-        let snapshot = mesh([dry(Action::Deny).into()]);
-        let call = Call {
-            source: "10.0.0.1".parse().unwrap(),
-            identity: None,
-            destination: "10.0.0.2:80".parse().unwrap(),
-            workload: &server,
-        };
-        let rehearsed: Vec<_> =
-            rehearse(&snapshot, &call).map(|(policy, matched)| (&*policy.name, matched)).collect();
-        assert_eq!(rehearsed, [("p", true)]);
     }
 
     #[test]

@@ -141,7 +141,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_group_holds_what_a_map_by_uid_would(steps in proptest::collection::vec((0..40_u8, any::<bool>(), 0..9_u32), 0..200)) {
+        fn a_group_holds_what_a_map_by_uid_would(
+            steps in proptest::collection::vec((0..40_u8, any::<bool>(), 0..9_u32), 0..200),
+        ) {
             let mut group = Group::default();
             let mut plain = BTreeMap::new();
             for (number, insert, capacity) in steps {

@@ -318,7 +318,12 @@ mod tests {
             ),
             deny in any::<bool>(),
             source in select(vec!["10.0.0.1", "10.9.9.9", "192.0.2.1", "fd00::1"]),
-            identity in select(vec![None, Some("spiffe://td/ns/a/sa/b"), Some("spiffe://td/ns/ab/sa/c"), Some("spiffe://t/ns/b/sa/b")]),
+            identity in select(vec![
+                None,
+                Some("spiffe://td/ns/a/sa/b"),
+                Some("spiffe://td/ns/ab/sa/c"),
+                Some("spiffe://t/ns/b/sa/b"),
+            ]),
             destination in select(vec!["10.0.0.1:80", "[fd00::1]:81", "192.0.2.1:80"]),
         ) {
             let action = if deny { Action::Deny } else { Action::Allow };

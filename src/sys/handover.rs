@@ -80,24 +80,10 @@ pub fn steer_for_close(fd: BorrowedFd<'_>, ours: usize, total: usize) -> Result<
     Ok(true)
 }
 
-/// Gives the sharing out back to the kernel's hash: for a successor whose predecessor is gone or died
-/// half-way.
-pub fn stop_steering(fd: BorrowedFd<'_>) -> io::Result<()> {
-    match option::set_int(fd, libc::SOL_SOCKET, SO_DETACH_REUSEPORT_BPF, 0) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
-        done => done,
-    }
-}
-
 /// Lets the kernel move waiting connections to another socket of the group at a close (Linux 5.14), for the
 /// calling thread's namespace. Best effort: /proc/sys is often read-only in a container.
 pub fn allow_migration() -> io::Result<()> {
     fs::write("/proc/sys/net/ipv4/tcp_migrate_req", "1")
-}
-
-/// Listening sockets on `port` in the calling thread's namespace, both families.
-pub fn listeners_on(port: u16) -> io::Result<usize> {
-    Ok(listeners(port)?.len())
 }
 
 /// The size of `fd`'s reuseport group: the listeners on the same address by the same user. IPv4 and IPv6
@@ -149,8 +135,6 @@ const ADD: u16 = 0x04;
 const RETURN_ACCUMULATOR: u16 = 0x16;
 /// SKF_AD_OFF + SKF_AD_RANDOM.
 const AUXILIARY_RANDOM: u32 = 0xffff_f000 + 56;
-/// asm-generic/socket.h, since Linux 5.3.
-const SO_DETACH_REUSEPORT_BPF: i32 = 68;
 
 const NETLINK_HEADER_BYTES: usize = 16;
 /// inet_diag_req_v2: family, protocol, extensions, padding, states, socket id.

@@ -74,21 +74,6 @@ pub fn listen(plan: &ListenerPlan) -> Result<Listening, ListenError> {
     Ok(Listening { fd: socket.into(), transparent, warning })
 }
 
-/// A bound UDP socket (the DNS proxy's), non-blocking and close-on-exec.
-pub fn bind_udp(plan: &ListenerPlan) -> Result<Listening, ListenError> {
-    let addr = plan.addr;
-    let failed = |error| ListenError::Bind { addr, error };
-    let kind = Type::DGRAM.nonblocking().cloexec();
-    let socket = Socket::new(Domain::for_address(addr), kind, Some(Protocol::UDP)).map_err(failed)?;
-    mark(&socket, plan)?;
-    if plan.reuse_port {
-        socket.set_reuse_port(true).map_err(failed)?;
-    }
-    let transparent = make_transparent(&socket, plan)?;
-    socket.bind(&addr.into()).map_err(failed)?;
-    Ok(Listening { fd: socket.into(), transparent, warning: None })
-}
-
 /// The next connection, non-blocking and close-on-exec, and its caller in canonical form. Errors that belong
 /// to one connection (accept(2): it was reset or its network failed while it waited) take that one and go on.
 pub fn accept(listener: BorrowedFd<'_>) -> io::Result<(OwnedFd, SocketAddr)> {
@@ -203,14 +188,6 @@ mod tests {
         assert!(text.starts_with(&format!("failed to bind to address {addr}: ")), "{text}");
         assert_eq!(error.io().kind(), io::ErrorKind::AddrInUse);
         assert!(listen(&ListenerPlan { transparent: Some(true), ..plan(ANY) }).unwrap().transparent);
-    }
-
-    #[test]
-    fn udp_sockets_share_a_port() {
-        let one = bind_udp(&plan(ANY)).unwrap();
-        let addr = address(&one.fd);
-        bind_udp(&ListenerPlan { addr, ..plan(ANY) }).unwrap();
-        assert!(bind_udp(&ListenerPlan { addr, reuse_port: false, ..plan(ANY) }).is_err());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The process's own limits and use: descriptors and memory. Linux only, read from /proc.
+//! The process's own descriptors: how many it may have and has. Linux only, read from /proc.
 
 use std::cell::Cell;
 use std::fs::{self, File};
@@ -28,16 +28,6 @@ pub fn open_fds() -> io::Result<usize> {
     }
     // The listing's own descriptor is among them.
     Ok(fs::read_dir("/proc/self/fd")?.count().saturating_sub(1))
-}
-
-/// Resident memory in bytes.
-pub fn rss_bytes() -> io::Result<u64> {
-    let text = fs::read_to_string("/proc/self/statm")?;
-    let pages = resident_pages(&text)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "/proc/self/statm has no second number"))?;
-    // SAFETY: sysconf reads a constant and touches no memory of ours.
-    let page_bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    Ok(pages.saturating_mul(u64::try_from(page_bytes).unwrap_or(4_096)))
 }
 
 /// The last descriptors below the limit, kept for the control thread: shards ask before they open one, so that
@@ -81,10 +71,6 @@ impl DescriptorRoom {
 /// Between two looks a shard opens fewer than this.
 const NEAR_THE_CEILING: i64 = 128;
 
-fn resident_pages(statm: &str) -> Option<u64> {
-    statm.split_whitespace().nth(1)?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,14 +111,5 @@ mod tests {
             drop(files);
             assert_eq!(open_fds().unwrap(), before);
         });
-    }
-
-    #[test]
-    fn memory_is_plausible_and_broken_text_is_none() {
-        let bytes = rss_bytes().unwrap();
-        assert!((1 << 20..1 << 40).contains(&bytes), "{bytes}");
-        assert_eq!(resident_pages("1234 567 89 1 0 2 0\n"), Some(567));
-        assert_eq!(resident_pages("1234"), None);
-        assert_eq!(resident_pages("1 minus"), None);
     }
 }

@@ -144,18 +144,6 @@ pub fn tune(fd: BorrowedFd<'_>, keepalive: Option<&Keepalive>) {
     }
 }
 
-/// A UDP socket of the calling thread's namespace, connected to `to`: non-blocking, close-on-exec, marked.
-pub fn dial_udp(to: SocketAddr, mark: Option<u32>) -> Result<OwnedFd, DialError> {
-    let kind = Type::DGRAM.nonblocking().cloexec();
-    let socket = Socket::new(Domain::for_address(to), kind, Some(Protocol::UDP))
-        .map_err(|error| DialError::Socket { to, error })?;
-    if let Some(mark) = mark {
-        socket.set_mark(mark).map_err(|error| DialError::Mark { to, mark, error })?;
-    }
-    socket.connect(&to.into()).map_err(|error| DialError::Connect { to, error })?;
-    Ok(socket.into())
-}
-
 /// Start-up check of the right to mark packets: SO_MARK on a socket that is thrown away.
 pub fn probe_mark(mark: u32) -> io::Result<()> {
     Socket::new(Domain::IPV4, Type::STREAM.cloexec(), Some(Protocol::TCP))?.set_mark(mark)
@@ -327,15 +315,5 @@ mod tests {
         assert_eq!(connect_result(dialled.fd.as_fd()).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         let nowhere = node.netns().run(|| dial(&plain("10.200.0.1:1".parse().unwrap()))).unwrap();
         assert_eq!(nowhere.unwrap_err().io().raw_os_error(), Some(libc::ENETUNREACH));
-    }
-
-    #[test]
-    fn udp_is_marked_and_connected() {
-        let server = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let fd = dial_udp(server.local_addr().unwrap(), Some(7)).unwrap();
-        assert_eq!(SockRef::from(&fd).mark().unwrap(), 7);
-        std::net::UdpSocket::from(fd).send(b"hi").unwrap();
-        let mut bytes = [0; 8];
-        assert_eq!(server.recv(&mut bytes).unwrap(), 2);
     }
 }

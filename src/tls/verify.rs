@@ -94,6 +94,33 @@ pub(in crate::tls) fn identity(leaf: &CertificateDer<'_>) -> Option<Identity> {
     leaf.valid_uri_names().find_map(|uri| uri.parse().ok())
 }
 
+/// How either role checks a signature of the handshake: the two traits ask for it in the same three methods.
+macro_rules! tls13_signatures {
+    () => {
+        fn verify_tls12_signature(
+            &self,
+            _message: &[u8],
+            _cert: &CertificateDer<'_>,
+            _signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            Err(never_tls12())
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            cert: &CertificateDer<'_>,
+            signed: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            rustls::crypto::verify_tls13_signature(message, cert, signed, &self.trust.algorithms)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.trust.algorithms.supported_schemes()
+        }
+    };
+}
+
 impl ServerCertVerifier for ExpectedPeer {
     fn verify_server_cert(
         &self,
@@ -111,27 +138,7 @@ impl ServerCertVerifier for ExpectedPeer {
         Err(refused(IdentityError::San { expected: self.expected.clone(), got: owned(&names) }))
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(never_tls12())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, cert, signed, &self.trust.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.trust.algorithms.supported_schemes()
-    }
+    tls13_signatures!();
 }
 
 impl ClientCertVerifier for OwnTrustDomain {
@@ -154,27 +161,7 @@ impl ClientCertVerifier for OwnTrustDomain {
         Err(refused(IdentityError::TrustDomain { trust_domain, got: owned(&names) }))
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _cert: &CertificateDer<'_>,
-        _signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Err(never_tls12())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        cert: &CertificateDer<'_>,
-        signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, cert, signed, &self.trust.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.trust.algorithms.supported_schemes()
-    }
+    tls13_signatures!();
 }
 
 /// TLS 1.2 is never offered, so no peer can get here.

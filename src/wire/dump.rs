@@ -401,7 +401,9 @@ mod tests {
         assert_eq!(shown["cidrVips"], json!([{"network": "n", "cidr": "10.0.0.0/8"}]));
         assert_eq!(shown["weightedWaypoints"][0]["weight"], json!(3));
         assert_eq!(shown["ipFamilies"], json!("IPv4"));
-        let balancer = json!({"routingPreferences": ["Network", "Zone"], "mode": "Failover", "healthPolicy": "AllowAll"});
+        let preferences = ["Network", "Zone"];
+        let balancer =
+            json!({"routingPreferences": preferences, "mode": "Failover", "healthPolicy": "AllowAll"});
         assert_eq!(shown["loadBalancer"], balancer);
     }
 }

@@ -149,18 +149,6 @@ pub fn traceparent(random: &mut fastrand::Rng) -> String {
     format!("00-{trace:032x}-{parent:016x}-00")
 }
 
-/// Whether a peer's `traceparent` may be passed on: 55 bytes of four hexadecimal parts of the lengths that W3C
-/// gives them. (A crafted one with fewer parts ends a whole connection of the reference.)
-pub fn valid_traceparent(text: &str) -> bool {
-    let mut parts = text.split('-');
-    let fits = [2, 32, 16, 2].into_iter().all(|length| {
-        parts
-            .next()
-            .is_some_and(|part| part.len() == length && part.bytes().all(|byte| byte.is_ascii_hexdigit()))
-    });
-    fits && parts.next().is_none()
-}
-
 /// What the fuzzer runs: any text as an authority; what parses must print back to the same.
 #[doc(hidden)]
 pub fn fuzz_authority(data: &[u8]) {
@@ -181,7 +169,6 @@ pub fn fuzz_headers(data: &[u8]) {
         if let Some(host) = forwarded_host(value) {
             assert!(!host.is_empty() && host.is_ascii());
         }
-        let _ = std::str::from_utf8(value).map(valid_traceparent);
     }
 }
 
@@ -276,22 +263,13 @@ mod tests {
     }
 
     #[test]
-    fn traceparents_are_fresh_and_crafted_ones_invalid() {
+    fn traceparents_are_fresh_and_of_the_right_form() {
         let mut random = fastrand::Rng::with_seed(1);
         let (one, two) = (traceparent(&mut random), traceparent(&mut random));
         assert_ne!(one, two);
-        assert!(valid_traceparent(&one) && one.len() == 55);
-        assert!(valid_traceparent("00-defbed8555fddf63118875fdbad554dd-b2ae71933cf09761-00"));
-        for wrong in [
-            String::new(),
-            format!("00-{}", "0".repeat(52)),
-            "-".repeat(55),
-            "00-defbed8555fddf63118875fdbad554dg-b2ae71933cf09761-00".into(),
-            "00-defbed8555fddf63118875fdbad554dd-b2ae71933cf09761-00-".into(),
-            "00-defbed8555fddf63118875fdbad554ddb-2ae71933cf09761-00".into(),
-        ] {
-            assert!(!valid_traceparent(&wrong), "{wrong}");
-        }
+        let parts: Vec<_> = one.split('-').map(str::len).collect();
+        assert_eq!(parts, [2, 32, 16, 2], "{one}");
+        assert!(one.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit()), "{one}");
     }
 
     const NEARLY_RIGHT: &str =

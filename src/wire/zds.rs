@@ -237,7 +237,9 @@ mod tests {
         }
 
         #[test]
-        fn fuzz_zds_survives_nearly_right_datagrams(uid in "[a-z]{0,8}", at in 0_usize..40, with: u8, cut in 0_usize..40) {
+        fn fuzz_zds_survives_nearly_right_datagrams(
+            uid in "[a-z]{0,8}", at in 0_usize..40, with: u8, cut in 0_usize..40,
+        ) {
             let mut bytes = Message::Add { uid, info: Some(info()) }.encode();
             if let Some(byte) = bytes.get_mut(at) {
                 *byte = with;
