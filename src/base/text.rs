@@ -7,6 +7,12 @@ use std::sync::Arc;
 /// Immutable text that is cheap to clone and may cross threads.
 pub type Text = Arc<str>;
 
+/// The beginning of `text` that fits into `bytes` and ends between two characters.
+pub fn beginning(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    text.get(..end.unwrap_or_default()).unwrap_or_default()
+}
+
 /// Gives equal strings one allocation. Owned by one thread; forgets values that nobody else holds.
 #[derive(Default)]
 pub struct Interner {
@@ -33,6 +39,13 @@ impl Interner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_beginning_fits_and_splits_no_character() {
+        for (bytes, fits) in [(0, ""), (1, "a"), (2, "a"), (3, "aé"), (4, "aéb"), (9, "aéb")] {
+            assert_eq!(beginning("aéb", bytes), fits, "{bytes}");
+        }
+    }
 
     #[test]
     fn equal_values_share_one_allocation_and_unused_ones_are_forgotten() {

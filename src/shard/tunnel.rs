@@ -406,14 +406,13 @@ impl Tunnel {
     /// destroys what the peer hasn't read yet: the last bytes of its streams.
     async fn until_peer_finished(&self) {
         while self.socket.readable().await.is_ok() {
-            let mut scratch = self.buffers.bulk.borrow_mut();
-            match self.socket.receive(&mut scratch) {
+            let received = self.socket.receive(&mut self.buffers.bulk.borrow_mut());
+            match received {
                 Ok(0) => return,
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => return,
             }
-            drop(scratch);
             give_way().await;
         }
     }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::net::SocketAddr;
 
 use crate::base::limits::LABEL_BYTES;
+use crate::base::text::beginning;
 pub use crate::mesh::authority::{Authority, NotAnAuthority};
 use crate::mesh::labels::Party;
 use crate::mesh::workload::Workload;
@@ -26,10 +27,8 @@ pub struct Baggage {
 impl Baggage {
     /// The labels of a party that is known by its baggage only.
     pub fn party(&self) -> Party {
-        let text = |value: &Option<String>| {
-            let value = value.as_deref().unwrap_or_default();
-            value.get(..value.floor_char_boundary(LABEL_BYTES)).unwrap_or_default().into()
-        };
+        let text =
+            |value: &Option<String>| beginning(value.as_deref().unwrap_or_default(), LABEL_BYTES).into();
         Party {
             workload: text(&self.workload_name),
             canonical_service: text(&self.service_name),

@@ -4,6 +4,7 @@
 use prost::Message as _;
 
 use crate::base::limits::ZDS_MESSAGE_BYTES;
+use crate::base::text::beginning;
 
 mod pb {
     include!(concat!(env!("OUT_DIR"), "/istio.workload.zds.rs"));
@@ -146,9 +147,7 @@ fn cut(text: &str, bytes: usize) -> String {
     if text.len() <= bytes {
         return text.to_owned();
     }
-    let room = bytes.saturating_sub(MARK.len());
-    let end = (0..=room).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
-    format!("{}{MARK}", text.get(..end).unwrap_or_default())
+    format!("{}{MARK}", beginning(text, bytes.saturating_sub(MARK.len())))
 }
 
 /// The field number at the front of a protobuf, 0 where there is none: names what a newer agent said.
