@@ -146,7 +146,7 @@ pub const VARIABLES: &[Variable] = &[
         "INPOD_PORT_REUSE",
         Kind::Flag,
         Is("true"),
-        "SO_REUSEPORT on listeners in pods. The shards of this process share their ports also with `false`.",
+        "SO_REUSEPORT on listeners in pods. Set even with `false` where a pod has several shards.",
     ),
     row(
         "ZTUNNEL_WORKER_THREADS",
