@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::hash::BuildHasher;
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -43,6 +43,8 @@ pub struct Problem {
 pub enum FileError {
     #[error("{}: {error}", path.display())]
     Unreadable { path: PathBuf, error: std::io::Error },
+    #[error("{}: the file is empty; the mesh stays as it was", .0.display())]
+    Blank(PathBuf),
     #[error("{}: larger than {LOCAL_CONFIG_BYTES} bytes", .0.display())]
     TooLarge(PathBuf),
     #[error("{}: {error}", path.display())]
@@ -167,6 +169,10 @@ impl Watch {
         if self.text.replace(hash) == Some(hash) {
             return None;
         }
+        // A writer that truncates first is seen in between; the mesh must not vanish for that.
+        if self.understood && text.trim().is_empty() {
+            return Some(Err(FileError::Blank(self.path.clone())));
+        }
         match parse(&text) {
             Ok(config) => {
                 let changes = changes(&self.config, &config);
@@ -182,7 +188,16 @@ impl Watch {
 
 fn read(path: &Path) -> Result<String, FileError> {
     let unreadable = |error| FileError::Unreadable { path: path.to_owned(), error };
-    let file = std::fs::File::open(path).map_err(unreadable)?;
+    // Without waiting: a named pipe would hold the control thread until somebody writes to it.
+    let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(unreadable)?;
+    let meta = file.metadata().map_err(unreadable)?;
+    if !meta.is_file() {
+        return Err(unreadable(std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file")));
+    }
+    if meta.len() > LOCAL_CONFIG_BYTES {
+        return Err(FileError::TooLarge(path.to_owned()));
+    }
     let mut text = String::new();
     let count = file.take(LOCAL_CONFIG_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
     if u64::try_from(count).is_ok_and(|count| count <= LOCAL_CONFIG_BYTES) {

@@ -1,6 +1,7 @@
 //! A small HTTP/1.1 server for readiness, metrics and admin. It knows addresses, deadlines and bounds; what is
 //! answered is a `Handler`'s. Never used on the way of traffic.
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
@@ -17,7 +18,8 @@ use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::AbortHandle;
 use tracing::info;
 
 use crate::base::limits::{
@@ -126,15 +128,18 @@ struct AcceptLoop {
 impl AcceptLoop {
     async fn run(self, listener: TcpListener) {
         let mut closing = self.closing.clone();
+        let mut open = VecDeque::new();
         loop {
             let accepted = tokio::select! {
                 biased;
                 _ = closing.wait_for(|closing| *closing) => break,
-                accepted = self.accept(&listener) => accepted,
+                accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, permit)) => {
-                    tokio::spawn(self.converse(stream, permit));
+                Ok((stream, _)) => {
+                    open.retain(|other: &AbortHandle| !other.is_finished());
+                    let Ok(permit) = self.room(&mut open).await else { break };
+                    open.push_back(tokio::spawn(self.converse(stream, permit)).abort_handle());
                 }
                 // A shortage of descriptors, or a peer that left the queue: neither ends the server.
                 Err(_) => tokio::time::sleep(Duration::from_millis(ACCEPT_PAUSE_MS)).await,
@@ -181,10 +186,15 @@ impl AcceptLoop {
         }
     }
 
-    async fn accept(&self, listener: &TcpListener) -> io::Result<(TcpStream, OwnedSemaphorePermit)> {
-        let permit = self.connections.clone().acquire_owned().await.map_err(io::Error::other)?;
-        let (stream, _) = listener.accept().await?;
-        Ok((stream, permit))
+    /// Room for one more connection. Where all places are taken, the oldest connection makes room: somebody who holds
+    /// many open must not keep a probe or a scrape waiting.
+    async fn room(&self, open: &mut VecDeque<AbortHandle>) -> Result<OwnedSemaphorePermit, AcquireError> {
+        if self.connections.available_permits() == 0
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
+        self.connections.clone().acquire_owned().await
     }
 }
 
