@@ -190,7 +190,8 @@ fn read(path: &Path) -> Result<String, FileError> {
     let unreadable = |error| FileError::Unreadable { path: path.to_owned(), error };
     // Without waiting: a named pipe would hold the control thread until somebody writes to it.
     let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(unreadable)?;
+    let file =
+        std::fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(unreadable)?;
     let meta = file.metadata().map_err(unreadable)?;
     if !meta.is_file() {
         return Err(unreadable(std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file")));

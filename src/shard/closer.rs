@@ -10,8 +10,6 @@ use crate::shard::signal::Signal;
 pub enum CloseReason {
     /// A policy that is in force now doesn't allow it.
     PolicyChange,
-    /// The pod is gone, or the process's time to end has come.
-    Drain,
     /// One side finished long ago and the other has been silent since.
     HalfCloseIdle,
 }

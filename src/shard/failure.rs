@@ -24,8 +24,6 @@ pub enum Failure {
     TlsHandshake(String),
     #[error("tls handshake error: {0}")]
     InboundHandshake(String),
-    #[error("http2 handshake failed: {0}")]
-    Http2Handshake(String),
     #[error("h2 failed: {0}")]
     Http2(String),
     #[error("identity error: {0}")]
@@ -52,8 +50,6 @@ pub enum Failure {
     NotConnect(String),
     #[error("pool draining")]
     PoolDraining,
-    #[error("the mesh is not known yet: waiting for the first configuration")]
-    NotSynced,
 }
 
 /// An HTTP status with its reason phrase.
@@ -88,7 +84,7 @@ impl Failure {
         match self {
             Self::TunnelConnectDeadline => Flag::NetworkPolicy,
             Self::TlsSetup(_) => Flag::TlsFailure,
-            Self::Http2Handshake(_) | Self::Http2(_) => Flag::Http2Handshake,
+            Self::Http2(_) => Flag::Http2Handshake,
             Self::Identity(_) => Flag::Identity,
             Self::PolicyChange | Self::PolicyRejection(_) => Flag::Deny,
             // The reference drops the connection's task here, and its flag stays unset.
@@ -104,8 +100,7 @@ impl Failure {
             | Self::Refused(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
-            | Self::PoolDraining
-            | Self::NotSynced => Flag::Connect,
+            | Self::PoolDraining => Flag::Connect,
         }
     }
 
@@ -119,17 +114,14 @@ impl Failure {
             | Self::Io(_)
             | Self::TlsHandshake(_)
             | Self::InboundHandshake(_)
-            | Self::Http2Handshake(_)
             | Self::Http2(_)
             | Self::Status(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
             | Self::Application(_) => Whose::Peer,
-            Self::PolicyChange
-            | Self::PolicyRejection(_)
-            | Self::LocalWorkload(_)
-            | Self::Identity(_)
-            | Self::NotSynced => Whose::Mesh,
+            Self::PolicyChange | Self::PolicyRejection(_) | Self::LocalWorkload(_) | Self::Identity(_) => {
+                Whose::Mesh
+            }
             Self::TlsSetup(_) | Self::Drained | Self::PoolDraining => Whose::Us,
         }
     }

@@ -122,16 +122,6 @@ impl Shard {
         }
     }
 
-    /// The mesh, once its first complete configuration is there; waits for it within a bound.
-    pub async fn synced(&self) -> Result<Arc<Snapshot>, Failure> {
-        let snapshot = self.published.load();
-        if snapshot.synced {
-            return Ok(snapshot);
-        }
-        let wait = self.until(|| Some(self.published.load()).filter(|snapshot| snapshot.synced));
-        within(limits::LOCAL_WORKLOAD_DEADLINE_MS, wait).await.ok_or(Failure::NotSynced)
-    }
-
     /// The mesh's record of a pod of this node; waits for it within a bound.
     pub async fn local_workload(&self, pod: &PodInfo) -> Result<(Arc<Snapshot>, Arc<Workload>), Failure> {
         let find = || {

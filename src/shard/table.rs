@@ -132,13 +132,6 @@ impl Entry {
 }
 
 impl Entered {
-    /// The next hop became known, or changed.
-    pub fn set_actual(&self, actual_dst: SocketAddr) {
-        if let Some(entry) = self.table.0.borrow_mut().get_mut(self.key) {
-            entry.actual_dst = actual_dst;
-        }
-    }
-
     /// The policies' verdict on this connection now.
     pub fn admit(&self, snapshot: &Snapshot) -> Option<Verdict> {
         self.table.0.borrow().get(self.key)?.subject.as_ref().map(|subject| subject.admit(snapshot))

@@ -63,11 +63,9 @@ fn a_report_shows_what_is_open_and_nothing_else() {
     let server = Arc::new(pod("server", &["10.0.0.2"]));
     let outbound = table.enter(entry(80, None, &Closer::default()));
     let inbound = table.enter(entry(81, Some(&server), &Closer::default()));
-    outbound.set_actual("10.9.9.9:15008".parse().unwrap());
     let report = table.report();
     assert_eq!((table.len(), report.len()), (2, 2));
     assert_eq!(report[0].original_dst.as_deref(), Some("10.0.0.2:80"));
-    assert_eq!(report[0].actual_dst, "10.9.9.9:15008".parse().unwrap());
     assert!(!report[0].inbound && report[1].inbound);
     assert_eq!(report[1].original_dst.as_deref(), Some("server.default"));
     drop(outbound);
@@ -84,6 +82,6 @@ fn closing_tells_once_and_the_first_reason_stays() {
     let closer = Closer::default();
     let other = closer.clone();
     other.close(CloseReason::PolicyChange);
-    closer.close(CloseReason::Drain);
+    closer.close(CloseReason::HalfCloseIdle);
     assert_eq!(closer.reason(), Some(CloseReason::PolicyChange));
 }
