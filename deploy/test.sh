@@ -11,14 +11,14 @@ cd "$(dirname "$0")/.."
 steps=${*:-format lint unit build end-to-end fuzz bench}
 step() {
     case " $steps " in *" $1 "*) ;; *) return 0 ;; esac
-    name=$1
+    step_name=$1
     shift
     echo
-    echo "==> $name"
+    echo "==> $step_name"
     begun=$(date +%s)
     "$@"
     # To standard error, so that standard output ends with what the last step said.
-    echo "    $name took $(($(date +%s) - begun)) s" >&2
+    echo "    $step_name took $(($(date +%s) - begun)) s" >&2
 }
 
 prepare() {

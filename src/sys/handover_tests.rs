@@ -11,7 +11,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 use crate::sys::listener::{ListenerPlan, accept, listen};
-use crate::sys::testing::{Space, wait_readable};
+use crate::sys::testing::{Space, in_child, wait_readable};
 
 const PORT: u16 = 15_008;
 
@@ -63,61 +63,59 @@ fn receiver(group: &[OwnedFd], index: usize) -> usize {
     found
 }
 
-/// Waits until a closed socket has left: a test beside this one may be between fork and exec, and hold a copy.
-fn gone_from(group: &[OwnedFd]) {
-    for _ in 0..200 {
-        if group_of(group[0].as_fd()).unwrap() == group.len() {
-            return;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
-    panic!("a closed listener is still in the group");
-}
-
 #[test]
 fn the_kernel_fills_groups_in_listen_order_and_the_last_takes_a_leavers_slot() {
-    let space = Space::new("order");
-    let check = || {
-        let mut group: Vec<OwnedFd> = (0..5).map(|_| put_up()).collect();
-        for round in 0..3 {
-            assert_eq!(group_of(group[0].as_fd()).unwrap(), group.len());
-            for index in 0..group.len() {
-                assert_eq!(receiver(&group, index), index, "round {round}");
-            }
-            // One leaves, and the next generation adds two: the model is the vector's own swap_remove.
-            drop(group.swap_remove(1));
-            gone_from(&group);
-            group.push(put_up());
-            group.push(put_up());
-        }
-    };
-    space.netns().run(check).unwrap();
+    in_child(
+        "sys::handover::tests::the_kernel_fills_groups_in_listen_order_and_the_last_takes_a_leavers_slot",
+        || {
+            let space = Space::new("order");
+            let check = || {
+                let mut group: Vec<OwnedFd> = (0..5).map(|_| put_up()).collect();
+                for round in 0..3 {
+                    assert_eq!(group_of(group[0].as_fd()).unwrap(), group.len());
+                    for index in 0..group.len() {
+                        assert_eq!(receiver(&group, index), index, "round {round}");
+                    }
+                    // One leaves, and the next generation adds two: the model is the vector's own swap_remove.
+                    drop(group.swap_remove(1));
+                    group.push(put_up());
+                    group.push(put_up());
+                }
+            };
+            space.netns().run(check).unwrap();
+        },
+    );
 }
 
 #[test]
 fn listeners_are_counted_by_port_family_and_address() {
-    let space = Space::new("count");
-    let check = || {
-        assert_eq!(listeners(PORT).unwrap().len(), 0);
-        let (one, two) = (put_up(), put_up());
-        let four = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
-        let plan = ListenerPlan { addr: four, mark: None, reuse_port: true, transparent: None };
-        let other = listen(&plan).unwrap().fd;
-        assert_eq!(listeners(PORT).unwrap().len(), 3);
-        assert_eq!(listeners(PORT + 1).unwrap().len(), 0);
-        assert_eq!((group_of(two.as_fd()).unwrap(), group_of(other.as_fd()).unwrap()), (2, 1));
-        drop(other);
-        drop(two);
-        let _waiting = call().unwrap();
-        wait_readable(one.as_fd());
-        let found = listeners(PORT).unwrap();
-        assert_eq!(found.len(), 1);
-        assert_eq!((found[0].addr, found[0].queued), (SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT)), 1));
-        let error = steer_away(one.as_fd(), 1, 1).unwrap_err();
-        assert!(matches!(error, SteerError::NoSuccessor { ours: 1, total: 1 }), "{error}");
-    };
-    space.netns().run(check).unwrap();
-    assert!(!listeners(PORT).unwrap().iter().any(|it| it.queued == 1), "another namespace's sockets");
+    in_child("sys::handover::tests::listeners_are_counted_by_port_family_and_address", || {
+        let space = Space::new("count");
+        let check = || {
+            assert_eq!(listeners(PORT).unwrap().len(), 0);
+            let (one, two) = (put_up(), put_up());
+            let four = SocketAddr::from((Ipv4Addr::LOCALHOST, PORT));
+            let plan = ListenerPlan { addr: four, mark: None, reuse_port: true, transparent: None };
+            let other = listen(&plan).unwrap().fd;
+            assert_eq!(listeners(PORT).unwrap().len(), 3);
+            assert_eq!(listeners(PORT + 1).unwrap().len(), 0);
+            assert_eq!((group_of(two.as_fd()).unwrap(), group_of(other.as_fd()).unwrap()), (2, 1));
+            drop(other);
+            drop(two);
+            let _waiting = call().unwrap();
+            wait_readable(one.as_fd());
+            let found = listeners(PORT).unwrap();
+            assert_eq!(found.len(), 1);
+            assert_eq!(
+                (found[0].addr, found[0].queued),
+                (SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT)), 1)
+            );
+            let error = steer_away(one.as_fd(), 1, 1).unwrap_err();
+            assert!(matches!(error, SteerError::NoSuccessor { ours: 1, total: 1 }), "{error}");
+        };
+        space.netns().run(check).unwrap();
+        assert!(!listeners(PORT).unwrap().iter().any(|it| it.queued == 1), "another namespace's sockets");
+    });
 }
 
 #[test]
@@ -250,32 +248,34 @@ fn serve_one(fd: &OwnedFd) -> bool {
 
 #[test]
 fn three_generations_hand_over_under_a_flood_and_nothing_is_reset() {
-    let space = Space::new("flood");
-    let tally = Arc::new(Tally::default());
-    let mut serving = Generation::start(&space, 2);
-    let callers = flood(&space, &tally);
-    for count in [2, 3, 3] {
-        let before = tally.served.load(Ordering::Relaxed);
-        let next = Generation::start(&space, count);
-        serving.hand_over(&space);
-        serving = next;
-        assert_eq!(space.netns().run(|| listeners(PORT)).unwrap().unwrap().len(), count);
-        assert!(tally.served.load(Ordering::Relaxed) > before, "no traffic during the hand-over");
-    }
-    tally.over.store(true, Ordering::Relaxed);
-    for caller in callers {
-        caller.join().unwrap();
-    }
-    // An end without a successor: nobody calls any more.
-    serving.orders.total.store(6, Ordering::Relaxed);
-    serving.orders.leave.store(true, Ordering::Relaxed);
-    drop(serving.fds);
-    for thread in serving.threads {
-        thread.join().unwrap();
-    }
-    let (served, lost) = (tally.served.load(Ordering::Relaxed), tally.lost.load(Ordering::Relaxed));
-    assert_eq!(lost, 0, "{lost} connections were lost beside {served} that were served");
-    assert!(served > 100, "hardly a flood: {served}");
+    in_child("sys::handover::tests::three_generations_hand_over_under_a_flood_and_nothing_is_reset", || {
+        let space = Space::new("flood");
+        let tally = Arc::new(Tally::default());
+        let mut serving = Generation::start(&space, 2);
+        let callers = flood(&space, &tally);
+        for count in [2, 3, 3] {
+            let before = tally.served.load(Ordering::Relaxed);
+            let next = Generation::start(&space, count);
+            serving.hand_over(&space);
+            serving = next;
+            assert_eq!(space.netns().run(|| listeners(PORT)).unwrap().unwrap().len(), count);
+            assert!(tally.served.load(Ordering::Relaxed) > before, "no traffic during the hand-over");
+        }
+        tally.over.store(true, Ordering::Relaxed);
+        for caller in callers {
+            caller.join().unwrap();
+        }
+        // An end without a successor: nobody calls any more.
+        serving.orders.total.store(6, Ordering::Relaxed);
+        serving.orders.leave.store(true, Ordering::Relaxed);
+        drop(serving.fds);
+        for thread in serving.threads {
+            thread.join().unwrap();
+        }
+        let (served, lost) = (tally.served.load(Ordering::Relaxed), tally.lost.load(Ordering::Relaxed));
+        assert_eq!(lost, 0, "{lost} connections were lost beside {served} that were served");
+        assert!(served > 100, "hardly a flood: {served}");
+    });
 }
 
 /// Twenty connections wait in the queues of two listeners when one of them closes.
@@ -303,7 +303,12 @@ fn lost_at_close(migrate: bool) -> usize {
 
 #[test]
 fn a_bare_close_resets_what_waits_and_migration_saves_it() {
-    let (bare, moved) = (Space::new("bare"), Space::new("moved"));
-    assert!(bare.netns().run(|| lost_at_close(false)).unwrap() > 0, "the fault this module is for is gone");
-    assert_eq!(moved.netns().run(|| lost_at_close(true)).unwrap(), 0);
+    in_child("sys::handover::tests::a_bare_close_resets_what_waits_and_migration_saves_it", || {
+        let (bare, moved) = (Space::new("bare"), Space::new("moved"));
+        assert!(
+            bare.netns().run(|| lost_at_close(false)).unwrap() > 0,
+            "the fault this module is for is gone"
+        );
+        assert_eq!(moved.netns().run(|| lost_at_close(true)).unwrap(), 0);
+    });
 }
