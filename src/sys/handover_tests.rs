@@ -69,7 +69,7 @@ fn gone_from(group: &[OwnedFd]) {
         if group_of(group[0].as_fd()).unwrap() == group.len() {
             return;
         }
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     panic!("a closed listener is still in the group");
 }
