@@ -44,32 +44,33 @@ fetch_envoy() {
     rm -rf "$RINGWAY_CACHE/envoy" && mv "$fresh" "$RINGWAY_CACHE/envoy"
 }
 
+# All builds are of the whole workspace: another choice of packages has other features, and builds all of it again.
 lint() {
     cargo clippy --workspace --all-targets --quiet -- -D warnings
 }
 
 unit() {
-    cargo test --workspace --exclude ringway-e2e
+    cargo test --workspace --lib --bins
 }
 
 build() {
-    cargo build --package ringway --package ringway-gen --bins
+    cargo build --workspace --bins
 }
 
 end_to_end() {
-    RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway cargo test -p ringway-e2e
+    RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway cargo test --workspace --test all
 }
 
 # The fuzz targets as short tests on the stable compiler; cargo-fuzz itself needs a nightly one.
 fuzz() {
-    tests=$(cargo test --quiet --lib fuzz_ -- --list)
+    tests=$(cargo test --quiet --workspace --lib fuzz_ -- --list)
     for target in loadtest/fuzz/fuzz_targets/*.rs; do
-        name=$(basename "$target" .rs)
-        grep -q "^name = \"$name\"$" loadtest/fuzz/Cargo.toml || fail "fuzz target $name isn't in its Cargo.toml"
+        fuzzed=$(basename "$target" .rs)
+        grep -q "^name = \"$fuzzed\"$" loadtest/fuzz/Cargo.toml || fail "fuzz target $fuzzed isn't in its Cargo.toml"
         # A filter that fits nothing would pass.
-        echo "$tests" | grep -q "fuzz_$name.*: test$" || fail "fuzz target $name has no short test"
+        echo "$tests" | grep -q "fuzz_$fuzzed.*: test$" || fail "fuzz target $fuzzed has no short test"
     done
-    cargo test --lib fuzz_
+    cargo test --workspace --lib fuzz_
 }
 
 bench() {
