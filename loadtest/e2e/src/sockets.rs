@@ -24,6 +24,12 @@ pub fn listeners(space: &Space) -> Vec<Socket> {
     list(space, &["-Htlno"])
 }
 
+/// How many listeners of a proxy stand in the namespace: one a shard for each captured port.
+pub fn proxy_listeners(space: &Space) -> usize {
+    let ports = [":15001", ":15006", ":15008"];
+    listeners(space).iter().filter(|socket| ports.iter().any(|port| socket.local.ends_with(port))).count()
+}
+
 fn list(space: &Space, arguments: &[&str]) -> Vec<Socket> {
     let output = space.output("ss", arguments).expect("ss (iproute2)");
     assert!(output.status.success(), "ss: {}", String::from_utf8_lossy(&output.stderr));

@@ -34,12 +34,6 @@ fn is_ready(world: &World) -> bool {
     readiness(world).0 == 200
 }
 
-fn proxy_listeners(pod: &Pod) -> usize {
-    let ports = [":15001", ":15006", ":15008"];
-    let all = sockets::listeners(&pod.space);
-    all.iter().filter(|socket| ports.iter().any(|port| socket.local.ends_with(port))).count()
-}
-
 #[test]
 fn a_deleted_pods_connections_and_listeners_end_at_once() {
     let world = World::start();
@@ -64,7 +58,7 @@ fn a_deleted_pods_connections_and_listeners_end_at_once() {
         );
     }
     assert!(started.elapsed() < Duration::from_secs(2), "it took {:?}", started.elapsed());
-    assert_eq!(proxy_listeners(&world.server), 0);
+    assert_eq!(sockets::proxy_listeners(&world.server.space), 0);
     assert!(!works(&world.client), "the pod is gone");
     drop((held, stuck));
     world.cluster.agent(2).unwrap().add(agent_pod(&world.server).unwrap()).unwrap();
@@ -97,7 +91,9 @@ fn a_restart_of_the_cni_agent_keeps_pods_and_connections_and_shows_in_readiness(
     agent.wait_for_snapshot(1, Duration::from_secs(20)).unwrap();
     world.cluster.set_agent(1, agent);
     assert!(matches!(held.read(&mut [0]), Ok(0)) || say(&mut held, 4).is_err());
-    ringway_e2e::eventually("its listeners are gone", STEP, || proxy_listeners(&world.client) == 0);
+    ringway_e2e::eventually("its listeners are gone", STEP, || {
+        sockets::proxy_listeners(&world.client.space) == 0
+    });
 }
 
 #[test]
@@ -115,9 +111,9 @@ fn the_same_pod_again_changes_nothing_and_a_new_namespace_replaces_the_old() {
     world.cluster.topology.remake_pod(&server).unwrap();
     server.capture().unwrap();
     let _app = Server::start(&server, APP_PORT, echo);
-    assert!(proxy_listeners(&server) == 0);
+    assert!(sockets::proxy_listeners(&server.space) == 0);
     world.cluster.agent(2).unwrap().add(agent_pod(&server).unwrap()).unwrap();
-    assert!(proxy_listeners(&server) > 0);
+    assert!(sockets::proxy_listeners(&server.space) > 0);
     ringway_e2e::eventually("the pod in its new namespace is reached", STEP, || works(&world.client));
     let dump = world.far().dump().unwrap();
     assert_eq!(dump["workloadState"].as_object().unwrap().len(), 1, "{}", dump["workloadState"]);
@@ -245,7 +241,7 @@ fn twenty_rounds_of_add_and_remove_leave_a_captured_pod_and_nothing_else() {
     let baseline = Baseline::take(&world);
     for round in 0..20 {
         world.cluster.agent(1).unwrap().delete("uid-client").unwrap();
-        assert_eq!(proxy_listeners(&world.client), 0, "round {round}");
+        assert_eq!(sockets::proxy_listeners(&world.client.space), 0, "round {round}");
         world.cluster.agent(1).unwrap().add(agent_pod(&world.client).unwrap()).unwrap();
         assert!(works(&world.client), "round {round}");
     }
