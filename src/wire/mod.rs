@@ -5,4 +5,5 @@ pub mod dump;
 pub mod h2;
 pub mod hbone;
 pub mod log_text;
+pub mod pb;
 pub mod zds;

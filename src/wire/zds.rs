@@ -6,9 +6,7 @@ use prost::Message as _;
 use crate::base::limits::ZDS_MESSAGE_BYTES;
 use crate::base::text::beginning;
 
-mod pb {
-    include!(concat!(env!("OUT_DIR"), "/istio.workload.zds.rs"));
-}
+use crate::wire::pb::zds as pb;
 
 /// What the agent says. Every uid is non-empty.
 #[derive(Clone, PartialEq, Eq, Debug)]
