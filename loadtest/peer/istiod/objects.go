@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -27,6 +28,8 @@ import (
 
 // A field that no type has is an error: else a typing error in a test would go unseen.
 var codecs = serializer.NewCodecFactory(kube.IstioScheme, serializer.EnableStrict)
+
+const istioGroups = ".istio.io"
 
 // objects is the fake Kubernetes API as the control interface writes it. With a store, each object is kept in a
 // file, and is there again after a restart.
@@ -78,6 +81,9 @@ func parseOne(kind metav1.TypeMeta, document []byte) (object, error) {
 	if err != nil {
 		return object{}, fmt.Errorf("%s: %w\n%s", kind.Kind, err, document)
 	}
+	if err := checkFields(schema, document); err != nil {
+		return object{}, fmt.Errorf("%s: %w\n%s", kind.Kind, err, document)
+	}
 	meta, ok := value.(metav1.Object)
 	if !ok || meta.GetName() == "" {
 		return object{}, fmt.Errorf("%s without a name:\n%s", kind.Kind, document)
@@ -93,6 +99,25 @@ func parseOne(kind metav1.TypeMeta, document []byte) (object, error) {
 		meta.SetUID(types.UID(strings.ToLower(kind.Kind) + "." + meta.GetNamespace() + "." + meta.GetName()))
 	}
 	return object{schema: schema, meta: meta, value: value, text: document}, nil
+}
+
+// checkFields does for istio's own kinds, whose decoders pass over unknown fields, what the strict codec does for
+// the others.
+func checkFields(schema resource.Schema, document []byte) error {
+	if !strings.HasSuffix(schema.Group(), istioGroups) {
+		return nil
+	}
+	var parts struct {
+		Spec json.RawMessage `json:"spec"`
+	}
+	if err := yaml.Unmarshal(document, &parts); err != nil || parts.Spec == nil {
+		return err
+	}
+	spec, err := schema.NewInstance()
+	if err != nil {
+		return err
+	}
+	return config.ApplyJSONStrict(spec, string(parts.Spec))
 }
 
 // schemaOf wants the version that istiod itself watches: the fake API converts none.
@@ -166,7 +191,7 @@ func (o *objects) file(schema resource.Schema, namespace, name string) string {
 func (o *objects) tracker(group string) k8stesting.ObjectTracker {
 	var client any = o.client.Kube()
 	switch {
-	case strings.HasSuffix(group, "istio.io"):
+	case strings.HasSuffix(group, istioGroups):
 		client = o.client.Istio()
 	case group == "gateway.networking.k8s.io":
 		client = o.client.GatewayAPI()

@@ -223,7 +223,10 @@ func TestDiscovery(t *testing.T) {
 	if _, text := p.ask("GET", "/connections", ""); !strings.Contains(text, "ztunnel-1.istio-system") {
 		t.Error(text)
 	}
-	for _, bad := range []string{"kind: Pod", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspeck: {}\n"} {
+	const head = "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {name: x}\n"
+	for _, bad := range []string{
+		"kind: Pod", "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspeck: {}\n", head + "spec: {rulez: []}\n",
+	} {
 		if code, text := p.ask("PUT", "/apply", bad); code != http.StatusBadRequest {
 			t.Error(code, text)
 		}
