@@ -5,8 +5,8 @@ CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$RINGWAY_CACHE/target}
 export RINGWAY_CACHE CARGO_TARGET_DIR
 mkdir -p "$RINGWAY_CACHE" "$CARGO_TARGET_DIR"
 
-# A non-login shell may lack cargo's directory and the system directories.
-for directory in "${CARGO_HOME:-${HOME:-/root}/.cargo}/bin" /usr/local/sbin /usr/sbin /sbin; do
+# A non-login shell may lack cargo's, Go's and the system's directories.
+for directory in "${CARGO_HOME:-${HOME:-/root}/.cargo}/bin" /usr/local/go/bin /usr/local/sbin /usr/sbin /sbin; do
     case ":$PATH:" in *":$directory:"*) ;; *) PATH=$PATH:$directory ;; esac
 done
 export PATH
@@ -42,4 +42,29 @@ need_toolchain() {
     command -v cargo >/dev/null 2>&1 || fail "cargo is needed: https://rustup.rs"
     # aws-lc-rs builds C and assembly.
     need cc gcc cmake cmake make make
+}
+
+# Where the real istiod of the tests is, for the module's files as they are now.
+istiod_binary() {
+    key=$(cd loadtest/peer/istiod && for file in go.mod go.sum *.go; do
+        case $file in *_test.go) ;; *) echo "$file" && cat "$file" ;; esac
+    done | sha256sum | cut -c 1-16)
+    echo "$RINGWAY_CACHE/istiod/$key/istiod-peer"
+}
+
+# Built once: about ten minutes on two cores, with an empty cache of Go's.
+build_istiod() {
+    [ -n "${ISTIOD_PEER_BIN:-}" ] && return 0
+    istiod=$(istiod_binary)
+    [ -x "$istiod" ] && return 0
+    need go golang-go
+    # A Go of 1.21 or later fetches the one that go.mod asks for, unless GOTOOLCHAIN forbids it.
+    (cd loadtest/peer/istiod && go list -m >/dev/null) ||
+        fail "istiod needs the Go of loadtest/peer/istiod/go.mod: https://go.dev/dl (or set ISTIOD_PEER_BIN)"
+    echo "building istiod (Go)"
+    mkdir -p "$(dirname "$istiod")"
+    (cd loadtest/peer/istiod &&
+        CGO_ENABLED=0 nice go build -buildvcs=false -trimpath -p 2 -ldflags='-s -w' -o "$istiod.$$" .) ||
+        fail "loadtest/peer/istiod could not be built"
+    mv "$istiod.$$" "$istiod"
 }

@@ -13,6 +13,7 @@
 pub mod baseline;
 pub mod envoy;
 pub mod hbone;
+pub mod istiod;
 pub mod lines;
 pub mod seccomp;
 pub mod serve;

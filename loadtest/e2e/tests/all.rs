@@ -9,6 +9,8 @@ mod close;
 mod envoy;
 #[path = "all/hostile.rs"]
 mod hostile;
+#[path = "all/istiod_peer.rs"]
+mod istiod_peer;
 #[path = "all/kernel.rs"]
 mod kernel;
 #[path = "all/observe.rs"]
