@@ -189,3 +189,6 @@ pub const LOGS_FINISH_MS: u64 = 1_000;
 // shard, on epoll
 /// Tasks that always find their sockets ready rest this often, for one timer tick (1 ms), so that timers fire.
 pub const REST_EVERY_MS: u64 = 20;
+/// What an application said first, sent along with its CONNECT: a small record, since the far side keeps it until the
+/// application there is reached.
+pub const AHEAD_BYTES: usize = 4 * 1024;
