@@ -76,7 +76,10 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
         identities,
         shards: mailboxes,
         reports: letters,
-        source: source(config)?,
+        file: local_source(config),
+        control_plane: None,
+        local_node: config.place.local_node.as_deref().map(Into::into),
+        absent: Arc::default(),
         signer: signer(config, profile)?,
         certificate_ttl: config.sources.secret_ttl,
         mode: match config.mode {
@@ -187,13 +190,12 @@ fn start_shards(seeds: Vec<Seed>, event_loop: EventLoop) -> anyhow::Result<Vec<t
     Ok(threads)
 }
 
-fn source(config: &Config) -> anyhow::Result<Option<Box<dyn Source>>> {
-    let node = config.place.local_node.as_deref().map(Into::into);
-    Ok(match &config.sources.local_xds {
-        LocalXds::File(path) => Some(Box::new(LocalSource::file(path.clone(), node))),
-        LocalXds::Inline(text) => Some(Box::new(LocalSource::text(text.clone(), node))),
+fn local_source(config: &Config) -> Option<Box<dyn Source>> {
+    match &config.sources.local_xds {
+        LocalXds::File(path) => Some(Box::new(LocalSource::file(path.clone()))),
+        LocalXds::Inline(text) => Some(Box::new(LocalSource::text(text.clone()))),
         LocalXds::None => None,
-    })
+    }
 }
 
 fn signer(config: &Config, profile: Profile) -> anyhow::Result<Box<dyn Signer>> {

@@ -189,3 +189,35 @@ pub const LOGS_FINISH_MS: u64 = 1_000;
 // shard, on epoll
 /// Tasks that always find their sockets ready rest this often, for one timer tick (1 ms), so that timers fire.
 pub const REST_EVERY_MS: u64 = 20;
+// control::xds and the mesh thread
+/// A message of the control plane: gRPC could say up to 4 GiB; the reference's 200 MiB is a wall at 400,000 workloads.
+pub const XDS_MESSAGE_BYTES: u32 = i32::MAX.cast_unsigned();
+/// A message is decoded in parts of about this size: 2 ms of work each, and the memory of a push whatever its size.
+pub const XDS_PART_BYTES: usize = 256 * 1024;
+/// Parts that wait for the mesh thread; the rest waits in the control plane's socket.
+pub const XDS_PARTS_QUEUED: usize = 4;
+/// Requests that wait for a control plane which doesn't read: answers to its own messages and look-ups.
+pub const XDS_REQUESTS_QUEUED: usize = 8_192;
+/// The text of a refusal: the control plane logs it, one line.
+pub const NACK_BYTES: usize = 4_096;
+/// Look-ups without an answer: each is a few bytes in a request at the next reconnect.
+pub const XDS_LOOKUPS_PENDING: usize = 4_096;
+/// After a reconnect, names that aren't sent again are given up when none came for so long.
+pub const XDS_SETTLE_MS: u64 = 1_000;
+/// First and last pause between streams (the reference's values).
+pub const XDS_BACKOFF_FIRST_MS: u64 = 10;
+pub const XDS_BACKOFF_LAST_MS: u64 = 15_000;
+/// Under load the mesh changes at most this often: each snapshot costs every shard a look.
+pub const PUBLISH_PAUSE_MS: u64 = 5;
+/// Steps of the mesh that the control thread hasn't taken yet.
+pub const UPDATES_QUEUED: usize = 8;
+/// Look-ups of shards that the mesh thread hasn't taken yet.
+pub const LOOKUPS_QUEUED: usize = 1_024;
+/// How long a name is known to be absent. The control plane tells when it appears; this bounds what is remembered.
+pub const ABSENT_MS: u64 = 30_000;
+/// Names known to be absent: a pod that scans a network makes one for each address.
+pub const ABSENT_NAMES: usize = 16_384;
+/// Retired snapshots are looked at this often, until no shard holds them.
+pub const RETIRE_MS: u64 = 100;
+/// Niceness of the mesh thread: shards and the CNI agent's thread go first.
+pub const MESH_THREAD_NICE: i32 = 5;

@@ -41,7 +41,10 @@ fn start(mode: Mode, own: Vec<Arc<Pod>>, source: Option<Box<dyn Source>>) -> Sce
         shards: shards.mailboxes.clone(),
         reports: shards.reports.take().unwrap(),
         settings: Arc::new(settings()),
-        source,
+        file: source,
+        control_plane: None,
+        local_node: None,
+        absent: Arc::default(),
         signer: Box::new(NoAuthority),
         certificate_ttl: Duration::from_secs(86_400),
         mode,
@@ -106,7 +109,7 @@ fn a_dead_shard_ends_the_process_with_the_reason() {
 async fn a_bad_file_is_named_and_nothing_passes_until_it_is_mended() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "workloads: 7\n").unwrap();
-    let source = Box::new(LocalSource::file(file.path().into(), None));
+    let source = Box::new(LocalSource::file(file.path().into()));
     let scene = start(Mode::Dedicated, Vec::new(), Some(source));
     let reason = file.path().to_str().unwrap();
     becomes(&scene, "not ready, pending: proxy, state manager\n", reason).await;

@@ -12,7 +12,9 @@ mod file_schema;
 pub mod files;
 mod heartbeat;
 pub mod http;
+pub mod locals;
 pub mod logs;
+pub mod mesh_thread;
 pub mod metrics;
 pub mod publish;
 pub mod ready;
@@ -23,3 +25,4 @@ pub mod source;
 #[cfg(test)]
 mod test_support;
 mod wake;
+pub mod xds;
