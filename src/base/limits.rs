@@ -221,3 +221,28 @@ pub const ABSENT_NAMES: usize = 16_384;
 pub const RETIRE_MS: u64 = 100;
 /// Niceness of the mesh thread: shards and the CNI agent's thread go first.
 pub const MESH_THREAD_NICE: i32 = 5;
+// control::grpc: connections to the control plane.
+/// Looking up the control plane's name: a resolver answers in milliseconds or, as a rule, not at all.
+pub const GRPC_RESOLVE_DEADLINE_MS: u64 = 5_000;
+/// TCP connect, over all addresses of the name (the reference's value); each further address waits for its turn
+/// so long at most.
+pub const GRPC_CONNECT_DEADLINE_MS: u64 = 5_000;
+/// TLS handshake with the control plane.
+pub const GRPC_HANDSHAKE_DEADLINE_MS: u64 = 5_000;
+/// TCP keepalive towards the control plane (the reference's values).
+pub const GRPC_KEEPALIVE_TIME_S: u64 = 300;
+pub const GRPC_KEEPALIVE_INTERVAL_S: u64 = 75;
+pub const GRPC_KEEPALIVE_RETRIES: u32 = 9;
+/// HTTP/2 pings while a stream is open, and how long an answer may take (the reference's values): a black hole is
+/// noticed after 40 s.
+pub const GRPC_PING_INTERVAL_MS: u64 = 30_000;
+pub const GRPC_PING_DEADLINE_MS: u64 = 10_000;
+/// Sent bytes that nobody acknowledges end the connection after this (TCP_USER_TIMEOUT).
+pub const GRPC_UNACKNOWLEDGED_MS: u32 = 20_000;
+/// Flow-control windows towards the control plane: a full push of 100,000 workloads is 20 MB or more.
+pub const GRPC_STREAM_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
+pub const GRPC_CONNECTION_WINDOW_BYTES: u32 = 8 * 1024 * 1024;
+/// A bearer token; Kubernetes's have about 1,100 bytes, istiod takes headers up to 16 KiB.
+pub const TOKEN_BYTES: usize = 12 * 1024;
+/// PEM text of roots: 150 roots of an operating system are 230 KB.
+pub const ROOTS_BYTES: usize = 4 * 1024 * 1024;

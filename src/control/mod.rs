@@ -10,6 +10,7 @@ pub mod dump;
 mod file_match;
 mod file_schema;
 pub mod files;
+pub mod grpc;
 mod heartbeat;
 pub mod http;
 pub mod locals;
