@@ -7,7 +7,6 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::time::Duration;
 
-use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use hyper::header::{CONTENT_TYPE, HeaderMap, HeaderValue, TE};

@@ -202,7 +202,7 @@ impl Ledger {
     pub fn accept<'a>(
         &mut self,
         kind: Kind,
-        (name, version): (&str, &str),
+        (name, version): (&'a str, &str),
         change: Change,
         aliases: impl Iterator<Item = &'a str>,
     ) {
