@@ -246,3 +246,14 @@ pub const GRPC_CONNECTION_WINDOW_BYTES: u32 = 8 * 1024 * 1024;
 pub const TOKEN_BYTES: usize = 12 * 1024;
 /// PEM text of roots: 150 roots of an operating system are 230 KB.
 pub const ROOTS_BYTES: usize = 4 * 1024 * 1024;
+// wire::xds
+/// Names that one response may remove: a million workloads and their services, four times over. Two bytes on the
+/// wire can announce a name that takes 24 in memory.
+pub const REMOVED_NAMES_A_RESPONSE: usize = 4 << 20;
+/// Rules, clauses and matches of one policy: an object of Kubernetes (1.5 MB) can't hold as many, and an empty match
+/// takes 150 times its two bytes of the wire.
+pub const POLICY_PARTS: usize = 65_536;
+/// Unreadable values of one policy that are told; the others count, but repeat the same story.
+pub const POLICY_PROBLEMS: usize = 32;
+/// A value from the control plane shown in an error: as long as a DNS name may be.
+pub const SHOWN_VALUE_BYTES: usize = 253;
