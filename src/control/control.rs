@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::base::limits::{
-    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, POD_RETRY_MS, SIGNINGS_A_TURN, REPORTS_QUEUED,
+    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, POD_RETRY_MS, REPORTS_QUEUED, SIGNINGS_A_TURN,
 };
 use crate::base::text::Text;
 use crate::bridge::absent::{Absent, AbsentNames};
@@ -31,7 +31,7 @@ use crate::control::ca::{Ca, Signer};
 use crate::control::cni::{Board, Cni, Letter};
 use crate::control::heartbeat::Heartbeat;
 use crate::control::http::{BindError, Server, Serving};
-use crate::control::mesh_thread::{self, Answer, Discovery, MeshThread, Seed, Update};
+use crate::control::mesh_thread::{self, Answer, MeshThread, Seed, Update};
 use crate::control::metrics::MetricsServer;
 use crate::control::publish::{Orders, Source};
 use crate::control::ready::{DRAIN, PODS, PROXY, Readiness, ReadinessServer, STATE};
@@ -50,7 +50,7 @@ pub struct Wiring {
     pub settings: Arc<Settings>,
     /// Where the mesh comes from, either or both; with neither it stays empty, and counts as complete.
     pub file: Option<Box<dyn Source>>,
-    pub control_plane: Option<ControlPlane>,
+    pub control_plane: Option<Discovery>,
     /// Whose workloads are local; all, where it isn't set.
     pub local_node: Option<Text>,
     pub absent: Arc<Absent>,
@@ -70,7 +70,7 @@ pub struct Wiring {
 }
 
 /// The control plane that tells the mesh.
-pub struct ControlPlane {
+pub struct Discovery {
     pub dial: Box<dyn Dial>,
     pub on_demand: bool,
     pub node: Node,
@@ -230,7 +230,7 @@ fn start_mesh(
     let discovery = wiring.control_plane.take().map(|plane| {
         let at = plane.dial.at().into();
         dial = Some(plane.dial);
-        Discovery { at, on_demand: plane.on_demand, node: plane.node }
+        mesh_thread::Discovery { at, on_demand: plane.on_demand, node: plane.node }
     });
     let mesh = mesh_thread::start(Seed {
         file: wiring.file.take(),

@@ -202,7 +202,8 @@ impl Mesh {
     fn wake_at(&self) -> Instant {
         let poll = self.file.as_ref().and_then(|file| file.poll_at);
         let give_up = self.discovery.as_ref().and_then(|asking| asking.intake.ledger.give_up_at());
-        let at_last = Instant::now() + Duration::from_millis(if self.retired.is_empty() { 1_000 } else { RETIRE_MS });
+        let at_last =
+            Instant::now() + Duration::from_millis(if self.retired.is_empty() { 1_000 } else { RETIRE_MS });
         [poll, give_up, self.publish_at].into_iter().flatten().fold(at_last, Instant::min)
     }
 
@@ -279,7 +280,7 @@ impl Mesh {
         let Some(stream) = &asking.stream else { return };
         let span = tracing::info_span!("xds", id = stream.id);
         let _entered = span.enter();
-        match asking.intake.part(part, now) {
+        match asking.intake.part(part, &mut self.absent, now) {
             Ok(None) => {}
             Ok(Some(step)) => self.step(step, now),
             Err(error) => {

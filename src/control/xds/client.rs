@@ -82,8 +82,7 @@ impl Client {
     async fn one(&mut self, id: u64) {
         let end = self.stream(id).await;
         metrics::counter!("istio_xds_connection_terminations", "reason" => end.reason.label()).increment(1);
-        let pause =
-            if end.at_once { Duration::ZERO } else { self.pace.after(end.reason, end.fruitful) };
+        let pause = if end.at_once { Duration::ZERO } else { self.pace.after(end.reason, end.fruitful) };
         let text = &end.text;
         match end.reason {
             Reason::ConnectionError => {
@@ -113,11 +112,7 @@ impl Client {
         }
         let response = match open(channel, headers, ReceiverStream::new(outbound)).await {
             Ok(response) => response,
-            Err(status) => {
-                let (at, text) = (self.dial.at(), self.dial.explain(&status));
-                let text = format!("gRPC connection error connecting to {at}: {text}");
-                return End::new(Reason::ConnectionError, text);
-            }
+            Err(status) => return End::new(Reason::ConnectionError, self.dial.explain(&status)),
         };
         info!(target: "ztunnel::xds::client", "Stream established");
         let mut fruitful = false;

@@ -137,7 +137,9 @@ impl Frames {
             5 => Some(4),
             _ => return Err(self.wrong("a field has no wire type of proto3")),
         };
-        let Some(length) = length.map(|length| length.saturating_add(tag_bytes as u64)) else { return Ok(None) };
+        let Some(length) = length.map(|length| length.saturating_add(tag_bytes as u64)) else {
+            return Ok(None);
+        };
         let left = (field.len() as u64).saturating_add(self.missing.unwrap_or_default());
         match usize::try_from(length) {
             Ok(length) if length as u64 <= left => Ok(Some(length)),
@@ -247,8 +249,10 @@ mod tests {
         let message = response(&[10, 3 * XDS_PART_BYTES, 10]);
         let stream = framed(&message);
         let mut frames = Frames::default();
-        let parts: Vec<_> =
-            stream.chunks(1_000).flat_map(|chunk| parts(&mut frames, Bytes::copy_from_slice(chunk)).unwrap()).collect();
+        let parts: Vec<_> = stream
+            .chunks(1_000)
+            .flat_map(|chunk| parts(&mut frames, Bytes::copy_from_slice(chunk)).unwrap())
+            .collect();
         let mut merged = DeltaDiscoveryResponse::default();
         parts.iter().for_each(|part| merged.merge(part.bytes.clone()).unwrap());
         assert_eq!(merged, message);
@@ -256,7 +260,9 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said() {
-        let says = |bytes: &[u8]| parts(&mut Frames::default(), Bytes::copy_from_slice(bytes)).unwrap_err().to_string();
+        let says = |bytes: &[u8]| {
+            parts(&mut Frames::default(), Bytes::copy_from_slice(bytes)).unwrap_err().to_string()
+        };
         assert_eq!(says(&[1, 0, 0, 0, 0]), "a message is compressed, which was not offered");
         assert!(says(&[0, 255, 0, 0, 0]).starts_with("a message of 4278190080 bytes is larger than"));
         let at = "a message is no protobuf: a field is longer than its message at byte 2";

@@ -9,6 +9,7 @@ use tracing::{error, warn};
 use super::frames::Part;
 use super::ledger::{Head, Kind, Ledger, Step};
 use crate::base::text::Interner;
+use crate::bridge::absent::AbsentNames;
 use crate::mesh::delta::Change;
 use crate::wire::xds::{Address, Resource, Response, ResponseError, address, authorization};
 
@@ -34,15 +35,21 @@ impl Intake {
         (self.head, self.resources, self.payload_bytes) = (Head::default(), 0, 0);
     }
 
-    /// Takes a part in; the last one of a response makes the step. After an error the stream is of no use: there is
-    /// nothing that could be answered.
-    pub fn part(&mut self, part: Part, now: Instant) -> Result<Option<Step>, ResponseError> {
+    /// Takes a part in; the last one of a response makes the step. What appears is struck off `absent`. After an error
+    /// the stream is of no use: there is nothing that could be answered.
+    pub fn part(
+        &mut self,
+        part: Part,
+        absent: &mut AbsentNames,
+        now: Instant,
+    ) -> Result<Option<Step>, ResponseError> {
         let response = Response::parse(part.bytes)?;
         for resource in response.resources() {
             self.resources += 1;
             match resource {
                 Ok(resource) => {
                     self.payload_bytes += resource.value.len();
+                    absent.remove(resource.aliases().chain([resource.name]));
                     self.resource(&resource);
                 }
                 Err(error) => {

@@ -240,8 +240,10 @@ impl Ledger {
         if let Some(kind) = Kind::of(&head.type_url) {
             if let Some(other) = arrived.kind.filter(|other| *other != kind) {
                 let strays = arrived.accepted.drain(..);
-                let refused =
-                    strays.map(|(name, ..)| Refused { name: name.to_string(), reason: stray(other, &head.type_url) });
+                let refused = strays.map(|(name, ..)| Refused {
+                    name: name.to_string(),
+                    reason: stray(other, &head.type_url),
+                });
                 arrived.refused.extend(refused);
             }
             self.answer_lookups(&arrived, &head.removed, &mut step);

@@ -2,11 +2,14 @@
 //! the control thread and hands on bytes; the mesh thread reads them, keeps the books and answers.
 
 pub mod client;
+mod dial;
 mod frames;
 mod intake;
 mod ledger;
 mod node;
 mod pace;
+#[cfg(test)]
+pub mod testing;
 mod version;
 
 use tokio::sync::{mpsc, oneshot};
@@ -25,7 +28,9 @@ pub enum Word {
     Opened(Stream),
     Part(Part),
     /// The stream is over, or could not be opened.
-    Closed { why: String },
+    Closed {
+        why: String,
+    },
 }
 
 /// The mesh thread's side of a stream.

@@ -35,9 +35,7 @@ pub fn node(facts: &NodeFacts) -> Node {
     fields.extend(facts.proxy_metadata.iter().map(|(key, value)| (key.clone(), text(value))));
     fields.extend(facts.node_metadata.iter().map(|(key, value)| (key.clone(), json(value))));
     Node {
-        id: format!(
-            "ztunnel~{instance_ip}~{pod_name}.{pod_namespace}~{pod_namespace}.svc.cluster.local"
-        ),
+        id: format!("ztunnel~{instance_ip}~{pod_name}.{pod_namespace}~{pod_namespace}.svc.cluster.local"),
         metadata: Some(Struct { fields }),
     }
 }
@@ -83,10 +81,7 @@ mod tests {
             ]),
         };
         let node = node(&facts);
-        assert_eq!(
-            node.id,
-            "ztunnel~10.99.1.1~ztunnel-node1.istio-system~istio-system.svc.cluster.local"
-        );
+        assert_eq!(node.id, "ztunnel~10.99.1.1~ztunnel-node1.istio-system~istio-system.svc.cluster.local");
         let fields = node.metadata.unwrap().fields;
         let names: Vec<_> = fields.keys().map(String::as_str).collect();
         assert_eq!(names, ["CLUSTER_ID", "INSTANCE_IPS", "LABELS", "NAME", "NAMESPACE", "NODE_NAME"]);

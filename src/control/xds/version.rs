@@ -62,10 +62,7 @@ mod tests {
     #[test]
     fn hashes_and_counters_take_sixteen_bytes() {
         assert_eq!(size_of::<Version>(), 16);
-        assert_eq!(
-            Version::parse("00f0"),
-            Version::Hexadecimal { digits: 4, value: 0xf0 }
-        );
+        assert_eq!(Version::parse("00f0"), Version::Hexadecimal { digits: 4, value: 0xf0 });
         assert_eq!(Version::parse("18446744073709551615"), Version::Decimal(u64::MAX));
         assert!(matches!(Version::parse("+1"), Version::Other(_)));
     }
