@@ -50,7 +50,7 @@ impl Scene {
     }
 
     async fn open(&mut self) -> Client {
-        let (tell, requests) = mpsc::channel(100);
+        let (tell, requests) = mpsc::channel(1_000);
         let (end, ended) = tokio::sync::oneshot::channel();
         let stream = Stream { id: 1, requests: tell, end };
         soon(self.mesh.words.send(Word::Opened(stream))).await.unwrap();
@@ -78,8 +78,13 @@ impl Scene {
         answer.error_detail.map(|status| status.message)
     }
 
-    fn reason(&self) -> String {
-        self.readiness.pending()[0].1.as_deref().unwrap_or_default().to_owned()
+    async fn waits_for(&self, reason: &str) {
+        let told = || self.readiness.pending()[0].1.clone().unwrap_or_default();
+        let end = Instant::now() + Duration::from_secs(5);
+        while *told() != *reason {
+            assert!(Instant::now() < end, "{} isn't {reason}", told());
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 
     fn pods(&self) -> Vec<&str> {
@@ -126,14 +131,11 @@ async fn a_control_plane_and_a_file_are_both_waited_for() {
             .iter()
             .all(|request| request.node.as_ref().is_some_and(|node| node.id == "me"))
     );
-    assert_eq!(
-        scene.reason(),
-        "/a/file: is odd; plane has not sent its first state of: Address, Authorization"
-    );
+    scene.waits_for("/a/file: is odd; plane has not sent its first state of: Address, Authorization").await;
     scene.told(&mut client, ADDRESS_TYPE, vec![pod("far", "1", 1)], &[]).await;
     scene.told(&mut client, AUTHORIZATION_TYPE, Vec::new(), &[]).await;
     assert!(!scene.current.synced);
-    assert_eq!(scene.reason(), "/a/file: is odd");
+    scene.waits_for("/a/file: is odd").await;
     while !scene.current.synced {
         scene.step().await;
     }

@@ -75,7 +75,11 @@ impl Client {
         while !self.words.is_closed() {
             id += 1;
             let span = info_span!("xds", id);
-            Box::pin(self.one(id).instrument(span)).await;
+            let listener = self.words.clone();
+            tokio::select! {
+                () = listener.closed() => return,
+                () = Box::pin(self.one(id).instrument(span)) => {}
+            }
         }
     }
 

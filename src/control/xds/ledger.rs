@@ -112,7 +112,7 @@ struct Account {
 /// - a name that was declared with its version stands, unless the first response tells that the control plane
 ///   doesn't honour versions: it sends again what is as declared, or at least as many of the held names as it leaves
 ///   out, and lists nothing as gone. Then the versions of those left out are forgotten and the stream is opened
-///   anew, which makes them names without a version. A wrong guess costs that one reconnect, and no state.
+///   anew, once, which makes them names without a version. A wrong guess costs that one reconnect, and no state.
 ///
 /// What can't be told: a control plane of the second kind that has changed the version of everything and lost the
 /// greater part of it.
@@ -121,6 +121,8 @@ struct Unseen {
     names: HashSet<Text, foldhash::fast::RandomState>,
     /// No response of the type has come on this stream yet.
     fresh: bool,
+    /// This stream was opened to ask once more.
+    asked_again: bool,
     give_up_at: Option<Instant>,
 }
 
@@ -182,8 +184,12 @@ impl Ledger {
         Kind::ALL.map(|kind| {
             let by_name = self.by_name(kind);
             let account = self.account_mut(kind);
-            account.unseen =
-                Unseen { names: account.held.keys().cloned().collect(), fresh: true, give_up_at: None };
+            account.unseen = Unseen {
+                names: account.held.keys().cloned().collect(),
+                fresh: true,
+                asked_again: account.unseen.asked_again,
+                give_up_at: None,
+            };
             let held = account.held.iter().map(|(name, version)| (name.to_string(), version.text()));
             let mut versions: BTreeMap<_, _> = held.collect();
             let mut request = DeltaDiscoveryRequest { type_url: kind.type_url().into(), ..<_>::default() };
@@ -353,7 +359,7 @@ impl Account {
     /// See `Unseen`. True: the stream is to be opened anew.
     fn judge(&mut self, nothing_gone: bool, again: usize, as_declared: usize, now: Instant) -> bool {
         let settled = Some(now + Duration::from_millis(XDS_SETTLE_MS));
-        let Unseen { names, fresh, give_up_at } = &mut self.unseen;
+        let Unseen { names, fresh, asked_again, give_up_at } = &mut self.unseen;
         if !std::mem::take(fresh) {
             if give_up_at.is_some() && again > 0 {
                 *give_up_at = settled;
@@ -362,7 +368,9 @@ impl Account {
         }
         let versioned = |name: &Text| self.held.get(name).is_some_and(|version| *version != Version::Blank);
         let left_out = names.iter().filter(|name| versioned(name)).count();
-        if left_out > 0 && nothing_gone && (as_declared > 0 || again >= left_out) {
+        let suspicious = left_out > 0 && nothing_gone && (as_declared > 0 || again >= left_out);
+        *asked_again = suspicious && !*asked_again;
+        if *asked_again {
             for name in names.drain() {
                 self.held.insert(name, Version::Blank);
             }
