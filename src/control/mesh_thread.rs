@@ -309,7 +309,11 @@ impl Mesh {
         if !step.absent.is_empty() {
             self.absent.insert(step.absent, now);
         }
-        self.pending.extend(step.changes);
+        if self.pending.is_empty() {
+            self.pending = step.changes;
+        } else {
+            self.pending.extend(step.changes);
+        }
         self.want_publish(now);
         self.explain();
     }
