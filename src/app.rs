@@ -14,11 +14,15 @@ use crate::bridge::mailbox::mailbox;
 use crate::bridge::order::{Order, Pod, PodInfo, PodKind};
 use crate::bridge::published::Published;
 use crate::bridge::report::Report;
-use crate::config::{Aead, Config, EventLoop as WantedLoop, LocalXds, ProxyMode, WorkloadInfo};
-use crate::control::ca::{Embedded, NoAuthority, Signer};
+use crate::config::{
+    Aead, Auth, Config, ControlPlane, EventLoop as WantedLoop, LocalXds, ProxyMode, RootCertificate,
+    WorkloadInfo,
+};
 use crate::control::control::{Control, Facts, Mode, Wiring};
+use crate::control::grpc::{self, CertificateClient, Target};
 use crate::control::logs::Logs;
 use crate::control::publish::Source;
+use crate::control::signing::{Embedded, NoAuthority, Signer};
 use crate::control::source::LocalSource;
 use crate::mesh::snapshot::Snapshot;
 use crate::path;
@@ -157,8 +161,11 @@ fn choose_profile(config: &Config) -> Profile {
         Aead::AwsLc => Choice::Force(Library::AwsLc),
     });
     info!("record protection: {chosen}");
-    let exchange = if config.sources.pqc { Exchange::PostQuantumOnly } else { Exchange::Default };
-    Profile { exchange, records: chosen.library }
+    Profile { exchange: exchange(config), records: chosen.library }
+}
+
+fn exchange(config: &Config) -> Exchange {
+    if config.sources.pqc { Exchange::PostQuantumOnly } else { Exchange::Default }
 }
 
 /// One pinned thread for each shard.
@@ -196,15 +203,44 @@ fn source(config: &Config) -> anyhow::Result<Option<Box<dyn Source>>> {
     })
 }
 
-fn signer(config: &Config, profile: Profile) -> anyhow::Result<Box<dyn Signer>> {
-    if !config.sources.fake_ca {
-        return Ok(Box::new(NoAuthority));
+fn signer(config: &Config, profile: Profile) -> anyhow::Result<Arc<dyn Signer>> {
+    if config.sources.fake_ca {
+        let directory = &config.sources.ca_dir;
+        let authority = Authority::open(directory, &config.place.trust_domain)
+            .with_context(|| format!("cannot open the embedded authority in {}", directory.display()))?;
+        warn!("certificates are signed by the embedded authority in {} (FAKE_CA=true)", directory.display());
+        return Ok(Arc::new(Embedded::new(authority, profile)));
     }
-    let directory = &config.sources.ca_dir;
-    let authority = Authority::open(directory, &config.place.trust_domain)
-        .with_context(|| format!("cannot open the embedded authority in {}", directory.display()))?;
-    warn!("certificates are signed by the embedded authority in {} (FAKE_CA=true)", directory.display());
-    Ok(Box::new(Embedded { authority, profile }))
+    let Some(target) = target(config, grpc::Service::Certificates, &config.sources.ca)? else {
+        return Ok(Arc::new(NoAuthority));
+    };
+    let impersonates = config.mode == ProxyMode::Shared;
+    Ok(Arc::new(CertificateClient::new(target, impersonates, profile)))
+}
+
+/// How a service of the control plane is reached; none where its address is empty.
+fn target(config: &Config, service: grpc::Service, plane: &ControlPlane) -> anyhow::Result<Option<Target>> {
+    let Some(address) = plane.address.clone() else { return Ok(None) };
+    let sources = &config.sources;
+    let options = grpc::Options {
+        service,
+        address,
+        alternative_host: plane.alternative_host.clone(),
+        roots: match &plane.root {
+            RootCertificate::File(path) => grpc::Roots::File(path.clone()),
+            RootCertificate::Static(pem) => grpc::Roots::Inline(pem.clone()),
+            RootCertificate::System => grpc::Roots::System,
+        },
+        token: match &sources.auth {
+            Auth::None => grpc::Token::None,
+            Auth::File(path) => grpc::Token::File(path.clone()),
+            Auth::Token(token) => grpc::Token::Fixed(token.clone()),
+        },
+        cluster_id: config.place.cluster_id.clone(),
+        headers: plane.headers.clone(),
+        protection: grpc::Protection { tls12: sources.tls12, exchange: exchange(config) },
+    };
+    Ok(Some(Target::new(options)?))
 }
 
 /// Pods that no CNI agent names: the one of dedicated mode, or the proxy's own inbound listener of shared mode.

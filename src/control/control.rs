@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::base::limits::{
-    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, POD_RETRY_MS, SIGNINGS_A_TURN, SOURCE_POLL_MS,
+    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, POD_RETRY_MS, SOURCE_POLL_MS,
 };
 use crate::base::text::Text;
 use crate::bridge::identities::Identities;
@@ -26,7 +26,7 @@ use crate::bridge::published::Published;
 use crate::bridge::report::Report;
 use crate::bridge::settings::Settings;
 use crate::control::admin::{AdminServer, LogLevels};
-use crate::control::ca::{Ca, Signer};
+use crate::control::ca::Ca;
 use crate::control::cni::{Board, Cni, Letter};
 use crate::control::heartbeat::Heartbeat;
 use crate::control::http::{BindError, Server, Serving};
@@ -34,6 +34,7 @@ use crate::control::metrics::MetricsServer;
 use crate::control::publish::{Orders, Source};
 use crate::control::ready::{DRAIN, PODS, PROXY, Readiness, ReadinessServer, STATE};
 use crate::control::recorder::Registry;
+use crate::control::signing::{Desk, Signer};
 use crate::control::wake::{Bell, Signals};
 
 /// What the control thread is given.
@@ -46,7 +47,7 @@ pub struct Wiring {
     pub settings: Arc<Settings>,
     /// Where the mesh comes from; `None`: it stays empty, and counts as complete.
     pub source: Option<Box<dyn Source>>,
-    pub signer: Box<dyn Signer>,
+    pub signer: Arc<dyn Signer>,
     pub certificate_ttl: Duration,
     pub mode: Mode,
     /// Pods that are this process's own: the workload of dedicated mode, or the proxy's own inbound listener.
@@ -152,7 +153,10 @@ impl Control {
             .build()
             .map_err(|error| ControlError::Kernel { what: "make its event loop", error })?;
         let registry = self.registry.clone();
-        metrics::with_local_recorder(&registry, || runtime.block_on(self.work(threads)))
+        let outcome = metrics::with_local_recorder(&registry, || runtime.block_on(self.work(threads)));
+        // A name that a resolver is still looking for holds nobody up.
+        runtime.shutdown_background();
+        outcome
     }
 
     async fn work(self, threads: Vec<JoinHandle<()>>) -> Result<Outcome, ControlError> {
@@ -225,7 +229,7 @@ struct Loop {
     reports: Letterbox<Report>,
     settings: Arc<Settings>,
     source: Option<Box<dyn Source>>,
-    ca: Ca,
+    desk: Desk,
     prefetch: bool,
     own: HashMap<Text, Own>,
     readiness: Arc<Readiness>,
@@ -269,7 +273,7 @@ impl Loop {
         });
         Self {
             own: own.collect(),
-            ca: Ca::new(signer, wiring.certificate_ttl, identities, fastrand::Rng::new()),
+            desk: Desk::new(Ca::new(identities, fastrand::Rng::new()), signer, wiring.certificate_ttl),
             heartbeat: Heartbeat::new(shards),
             orders,
             threads,
@@ -312,9 +316,10 @@ impl Loop {
                     rung.map_err(kernel("wait for reports"))?;
                     self.take_reports()?;
                 }
+                changed = self.desk.finished() => self.standings_changed(changed),
                 _ = tick.tick() => self.tick()?,
             }
-            self.sign().await;
+            self.desk.start(SystemTime::now());
         }
         self.drain(quits, signals, bell).await
     }
@@ -363,7 +368,7 @@ impl Loop {
             Some(Ok(update)) => {
                 let now = SystemTime::now();
                 for (uid, identity) in update.local {
-                    self.ca.local(uid, identity, self.prefetch, now);
+                    self.desk.keeper.local(uid, identity, self.prefetch, now);
                 }
                 update.snapshot
             }
@@ -473,7 +478,7 @@ impl Loop {
                 }
                 Report::Stopped { uid, .. } if self.own.contains_key(&uid) => {}
                 Report::Stopped { uid, shard } => self.letters.push_back(Letter::Stopped { uid, shard }),
-                Report::Want(identity) => self.ca.want(identity, SystemTime::now()),
+                Report::Want(identity) => self.desk.keeper.want(identity, SystemTime::now()),
                 Report::Drained { shard } => {
                     self.drained.insert(shard);
                 }
@@ -492,17 +497,9 @@ impl Loop {
         }
     }
 
-    /// Signs what is due, other tasks having their turn in between.
-    async fn sign(&mut self) {
-        loop {
-            let signed = self.ca.turn(SystemTime::now());
-            if signed > 0 {
-                self.orders.post_all(|| Order::Look);
-            }
-            if signed < SIGNINGS_A_TURN {
-                return;
-            }
-            tokio::task::yield_now().await;
+    fn standings_changed(&mut self, changed: bool) {
+        if changed {
+            self.orders.post_all(|| Order::Look);
         }
     }
 
@@ -532,6 +529,7 @@ impl Loop {
                     let _ = accepted.send(());
                 }
                 Ok(()) = bell.rung() => self.take_reports()?,
+                changed = self.desk.finished() => self.standings_changed(changed),
                 _ = tick.tick() => {
                     self.orders.flush();
                     self.take_reports()?;
@@ -545,7 +543,7 @@ impl Loop {
                     break;
                 }
             }
-            self.sign().await;
+            self.desk.start(SystemTime::now());
         }
         let _ = quits.close.send(true);
         for serving in quits.serving {

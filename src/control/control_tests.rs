@@ -3,8 +3,9 @@
 use super::*;
 use crate::bridge::order::PodInfo;
 use crate::bridge::report::ShardStats;
-use crate::control::ca::NoAuthority;
+
 use crate::control::http::test::get;
+use crate::control::signing::NoAuthority;
 use crate::control::source::LocalSource;
 use crate::control::test_support::{Shards as Fakes, settings};
 use crate::mesh::snapshot::Snapshot;
@@ -42,7 +43,7 @@ fn start(mode: Mode, own: Vec<Arc<Pod>>, source: Option<Box<dyn Source>>) -> Sce
         reports: shards.reports.take().unwrap(),
         settings: Arc::new(settings()),
         source,
-        signer: Box::new(NoAuthority),
+        signer: Arc::new(NoAuthority),
         certificate_ttl: Duration::from_secs(86_400),
         mode,
         own,
