@@ -331,7 +331,7 @@ impl Mesh {
             Lookup::Ask(request) => {
                 // Without a stream it is asked with the first request of the next one.
                 if let Some(stream) = &asking.stream
-                    && let Err(mpsc::error::TrySendError::Full(_)) = stream.requests.try_send(request)
+                    && let Err(mpsc::error::TrySendError::Full(_)) = stream.requests.try_send(*request)
                 {
                     asking.fault(Fault::NotReading(XDS_REQUESTS_QUEUED));
                 }

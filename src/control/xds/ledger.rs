@@ -76,7 +76,7 @@ pub struct Step {
 #[derive(Debug)]
 pub enum Lookup {
     /// Asked for now.
-    Ask(DeltaDiscoveryRequest),
+    Ask(Box<DeltaDiscoveryRequest>),
     /// Asked for already: one question serves all who wait.
     Pending,
     /// Too many questions are open.
@@ -225,7 +225,13 @@ impl Ledger {
         let shared = match &change {
             Change::Workload(workload) if *workload.uid == *name => Some(workload.uid.clone()),
             Change::Policy { key, .. } if **key == *name => Some(key.clone()),
-            _ => None,
+            Change::Workload(_)
+            | Change::Policy { .. }
+            | Change::RemoveWorkload(_)
+            | Change::Service { .. }
+            | Change::RemoveService(_)
+            | Change::RemoveAddress(_)
+            | Change::RemovePolicy(_) => None,
         };
         let name = shared.unwrap_or_else(|| name.into());
         self.arriving.accepted.push((name, Version::parse(version)));
@@ -316,11 +322,11 @@ impl Ledger {
             return Lookup::TooMany;
         }
         self.pending.insert(name.clone());
-        Lookup::Ask(DeltaDiscoveryRequest {
+        Lookup::Ask(Box::new(DeltaDiscoveryRequest {
             type_url: ADDRESS_TYPE.to_owned(),
             resource_names_subscribe: vec![name.to_string()],
             ..<_>::default()
-        })
+        }))
     }
 }
 
