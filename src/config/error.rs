@@ -56,16 +56,10 @@ pub enum ConfigError {
     )]
     NoRevocation(String),
     #[error(
-        "no source of the mesh: this version reads LOCAL_XDS_PATH or LOCAL_XDS; there is no xDS client yet (the \
-             address is {0}). Set one of them, or XDS_ADDRESS= (empty) for an empty mesh"
+        "invalid configuration: {name}={address}: the control plane is spoken to by TLS only; write https:// and its \
+             TLS port (15012)"
     )]
-    NoMesh(String),
-    #[error(
-        "no source of certificates: this version signs them itself with FAKE_CA=true; there is no client of a \
-             certificate authority yet (the address is {0}). Set FAKE_CA=true, or CA_ADDRESS= (empty) to run \
-             without certificates"
-    )]
-    NoCertificates(String),
+    Plaintext { name: &'static str, address: String },
     #[error(
         "nothing to run: ENABLE_PROXY=false leaves only the DNS proxy, which isn't part of this version; leave \
              ENABLE_PROXY out"

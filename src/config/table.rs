@@ -182,15 +182,14 @@ pub const VARIABLES: &[Variable] = &[
             "proxyConfig `discoveryAddress`; else https://istiod.istio-system.svc:15012 in Kubernetes, \
              https://localhost:15012 elsewhere",
         ),
-        "Where the mesh's configuration comes from. Empty: from nowhere. Not in this version: the \
-         start is refused without LOCAL_XDS_PATH or LOCAL_XDS.",
+        "Where the mesh's configuration comes from, by TLS only; a local file adds to it. Empty: from nowhere else.",
     ),
     row(
         "CA_ADDRESS",
         Kind::Uri,
         Rule("https://istiod.istio-system.svc:15012 in Kubernetes, https://localhost:15012 elsewhere"),
-        "Where certificates come from. Empty: from nowhere. Not in this version: the start is refused \
-         without FAKE_CA=true.",
+        "Where certificates come from, by TLS only. Empty: from nowhere, every connection that needs one is refused. \
+         Unread with FAKE_CA=true.",
     ),
     row(
         "KUBERNETES_SERVICE_HOST",
@@ -202,45 +201,35 @@ pub const VARIABLES: &[Variable] = &[
         "XDS_ROOT_CA",
         Kind::RootCertificate,
         Is("./var/run/secrets/istio/root-cert.pem"),
-        "Root of the XDS server's certificate; `SYSTEM`: the roots of the operating system. Not in this version.",
+        "Root of the XDS server's certificate; `SYSTEM`: the roots of the operating system. A file is \
+         read again at each connect.",
     ),
     row(
         "CA_ROOT_CA",
         Kind::RootCertificate,
         Is("./var/run/secrets/istio/root-cert.pem"),
-        "The same for the certificate authority. Not in this version.",
+        "The same for the certificate authority. Read again at each connect.",
     ),
-    row(
-        "ALT_XDS_HOSTNAME",
-        Kind::Text,
-        NONE,
-        "One more name that the XDS server's certificate may carry. Not in this version.",
-    ),
-    row("ALT_CA_HOSTNAME", Kind::Text, NONE, "The same for the certificate authority. Not in this version."),
+    row("ALT_XDS_HOSTNAME", Kind::Text, NONE, "One more name that the XDS server's certificate may carry."),
+    row("ALT_CA_HOSTNAME", Kind::Text, NONE, "The same for the certificate authority."),
     row(
         "AUTH_TOKEN",
         Kind::Token,
         Rule("./var/run/secrets/tokens/istio-token where that file exists, else no authentication"),
-        "Bearer token for both. Not in this version.",
+        "Bearer token for both. A file is read again for each request.",
     ),
     row(
         "XDS_HEADER_*",
         Kind::Header,
         NONE,
-        "A header for the XDS stream: XDS_HEADER_X_TEAM=a sends x_team: a. Not in this version.",
+        "A header for the XDS stream: XDS_HEADER_X_TEAM=a sends x_team: a.",
     ),
-    row(
-        "CA_HEADER_*",
-        Kind::Header,
-        NONE,
-        "A header for requests to the certificate authority. Not in this version.",
-    ),
+    row("CA_HEADER_*", Kind::Header, NONE, "A header for requests to the certificate authority."),
     row(
         "XDS_ON_DEMAND",
         Kind::Flag,
         Is("false"),
-        "Ask for workloads and services only when they are needed; excludes the DNS proxy. Not in this \
-         version: a warning.",
+        "Ask for workloads and services only when they are needed; excludes the DNS proxy.",
     ),
     row(
         "LOCAL_XDS_PATH",
@@ -273,7 +262,7 @@ pub const VARIABLES: &[Variable] = &[
         "TLS12_ENABLED",
         Kind::Word("true"),
         Is("false"),
-        "Allow TLS 1.2 as well, towards the control plane only. Not in this version.",
+        "Allow TLS 1.2 as well, towards the control plane only.",
     ),
     row(
         "CLUSTER_ID",
@@ -297,12 +286,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     row("POD_NAME", Kind::Text, NONE, "See POD_NAMESPACE."),
     row("SERVICE_ACCOUNT", Kind::Text, NONE, "See POD_NAMESPACE."),
-    row(
-        "INSTANCE_IP",
-        Kind::Text,
-        Is("1.1.1.1"),
-        "Address of the proxy in its XDS node id. Not in this version.",
-    ),
+    row("INSTANCE_IP", Kind::Text, Is("1.1.1.1"), "Address of the proxy in its XDS node id."),
     row(
         "PREFERED_SERVICE_NAMESPACE",
         Kind::Text,
@@ -326,7 +310,7 @@ pub const VARIABLES: &[Variable] = &[
         "ISTIO_METAJSON_*",
         Kind::Json,
         NONE,
-        "Metadata of the XDS node; what isn't JSON is skipped with a warning. Not in this version.",
+        "Metadata of the XDS node; what isn't JSON is skipped with a warning.",
     ),
     row(
         "POOL_MAX_STREAMS_PER_CONNECTION",
