@@ -236,6 +236,7 @@ fn data_plane(reader: &mut Reader<'_>, mode: &ProxyMode) -> DataPlane {
         pool_idle: reader.duration("POOL_UNUSED_RELEASE_TIMEOUT"),
         termination_deadline: termination_deadline(reader),
         certificate_deadline: reader.duration("RINGWAY_CERTIFICATE_DEADLINE"),
+        workload_deadline: reader.duration("RINGWAY_WORKLOAD_DEADLINE"),
         response_baggage: reader.flag("ENABLE_RESPONSE_BAGGAGE"),
         localhost_app_tunnel: reader.flag("LOCALHOST_APP_TUNNEL"),
         pod_shards: pod_shards.and_then(|shards| usize::try_from(shards).ok()),

@@ -4,6 +4,7 @@ pub mod admit;
 pub mod authority;
 pub mod balance;
 pub mod delta;
+pub mod demand;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod group;
