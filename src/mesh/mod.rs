@@ -7,9 +7,9 @@ pub mod delta;
 pub mod demand;
 #[cfg(test)]
 pub(crate) mod fixture;
-pub mod group;
 pub mod identity;
 pub mod inbound;
+mod index;
 pub mod labels;
 pub mod policy;
 pub mod route;
