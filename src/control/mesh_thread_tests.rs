@@ -87,6 +87,12 @@ impl Scene {
         }
     }
 
+    async fn lookups_taken(&self) {
+        while self.mesh.lookups.capacity() < LOOKUPS_QUEUED {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     fn pods(&self) -> Vec<&str> {
         self.current.workloads().map(|workload| &*workload.name).collect()
     }
@@ -249,9 +255,7 @@ async fn look_ups_are_asked_answered_and_remembered() {
     let now = Instant::now();
     // Asked before there is a stream: with its first request.
     scene.mesh.lookups.send("/10.0.0.1".into()).await.unwrap();
-    while scene.mesh.lookups.capacity() < LOOKUPS_QUEUED {
-        tokio::task::yield_now().await;
-    }
+    scene.lookups_taken().await;
     let mut client = scene.open().await;
     let [addresses, _] = client.opening().await;
     assert_eq!(addresses.initial_resource_versions.keys().collect::<Vec<_>>(), ["/10.0.0.1"]);
@@ -261,6 +265,7 @@ async fn look_ups_are_asked_answered_and_remembered() {
     for name in ["/10.0.0.9", "/10.0.0.9", "/10.0.0.1"] {
         scene.mesh.lookups.send(name.into()).await.unwrap();
     }
+    scene.lookups_taken().await;
     let asked = client.next().await;
     assert_eq!((asked.resource_names_subscribe, asked.node), (vec!["/10.0.0.9".to_owned()], None));
     assert_eq!(scene.told(&mut client, ADDRESS_TYPE, vec![pod("a", "1", 1)], &["/10.0.0.9"]).await, None);
