@@ -283,7 +283,7 @@ impl Mesh {
         let Some(stream) = &asking.stream else { return };
         let span = tracing::info_span!("xds", id = stream.id);
         let _entered = span.enter();
-        match asking.intake.part(part, &mut self.absent, now) {
+        match asking.intake.part(part, &self.current, &mut self.absent, now) {
             Ok(None) => {}
             Ok(Some(step)) => self.step(step, now),
             Err(error) => {

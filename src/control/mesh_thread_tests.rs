@@ -315,3 +315,74 @@ async fn it_ends_with_the_control_thread() {
     }
     assert!(words.is_closed());
 }
+
+/// Prints figures for 100,000 workloads; run it by name, with `--ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn a_large_mesh_costs_so_much() {
+    use crate::wire::pb::discovery::DeltaDiscoveryResponse;
+    use prost::Message as _;
+
+    let name = |number: usize| format!("deployment-{}-7d4b9c6f5-{:05x}", number / 50, number);
+    let pods = |version: &str| {
+        let one = |number: usize| {
+            let last = u8::try_from(number % 250).unwrap();
+            pod(&name(number), &format!("{version}{number:012x}"), last)
+        };
+        (0..100_000).map(one).collect::<Vec<_>>()
+    };
+    let message = said(ADDRESS_TYPE, "n", pods("1"), &[]);
+    let start = Instant::now();
+    let decoded = DeltaDiscoveryResponse::decode(message.clone()).unwrap();
+    for resource in &decoded.resources {
+        let payload = resource.resource.as_ref().unwrap();
+        crate::wire::pb::workload::Address::decode(payload.value.clone()).unwrap();
+    }
+    let prost = start.elapsed();
+    drop(decoded);
+    let readiness = Arc::new(Readiness::default());
+    let node = Node { id: "me".into(), metadata: None };
+    let mut mesh = Mesh::new(Seed {
+        file: None,
+        discovery: Some(Discovery { at: "plane".into(), on_demand: false, node }),
+        local_node: Some("there".into()),
+        absent: AbsentNames::default(),
+        readiness,
+        registry: Registry::default(),
+    });
+    let (requests, mut answers) = mpsc::channel(1_000);
+    let (end, _ended) = tokio::sync::oneshot::channel();
+    mesh.hear(Word::Opened(Stream { id: 1, requests, end }), Instant::now());
+    let mut take = |bytes: bytes::Bytes, what: &str| {
+        let mut frame = bytes::BytesMut::from(&[0_u8][..]);
+        frame.extend(u32::try_from(bytes.len()).unwrap().to_be_bytes());
+        frame.extend(&bytes);
+        let mut frame = frame.freeze();
+        let mut frames = crate::control::xds::testing::Frames::default();
+        let (start, mut longest) = (Instant::now(), Duration::ZERO);
+        while let Some(part) = frames.next(&mut frame).unwrap() {
+            let part_start = Instant::now();
+            mesh.hear(Word::Part(part), Instant::now());
+            longest = longest.max(part_start.elapsed());
+        }
+        let decoded = start.elapsed();
+        let update = mesh.publish(Instant::now()).unwrap();
+        println!(
+            "{what}: {:?}, of it applied in {:?}; a part at most {longest:?}; {} bytes; prost alone {prost:?}",
+            start.elapsed(),
+            start.elapsed() - decoded,
+            bytes.len()
+        );
+        update.answers.into_iter().for_each(Answer::send);
+    };
+    take(message.clone(), "100,000 workloads");
+    take(message, "the same once more");
+    take(said(ADDRESS_TYPE, "n", pods("2"), &[]), "with other versions");
+    take(said(ADDRESS_TYPE, "n", vec![pod(&name(7), "3", 9)], &[]), "one of them");
+    let start = Instant::now();
+    let Asking { intake, .. } = mesh.discovery.as_mut().unwrap();
+    let opening = intake.ledger.begin();
+    println!("a stream opens after {:?}", start.elapsed());
+    println!("with {} bytes", opening[0].encoded_len());
+    while answers.try_recv().is_ok() {}
+}
