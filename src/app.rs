@@ -14,12 +14,17 @@ use crate::bridge::mailbox::mailbox;
 use crate::bridge::order::{Order, Pod, PodInfo, PodKind};
 use crate::bridge::published::Published;
 use crate::bridge::report::Report;
-use crate::config::{Aead, Config, EventLoop as WantedLoop, LocalXds, ProxyMode, WorkloadInfo};
+use crate::config::{
+    Aead, Auth, Config, ControlPlane, EventLoop as WantedLoop, LocalXds, ProxyMode, RootCertificate,
+    WorkloadInfo,
+};
 use crate::control::ca::{Embedded, NoAuthority, Signer};
-use crate::control::control::{Control, Facts, Mode, Wiring};
+use crate::control::control::{Control, Discovery, Facts, Mode, Wiring};
+use crate::control::grpc::{self, Target};
 use crate::control::logs::Logs;
 use crate::control::publish::Source;
 use crate::control::source::LocalSource;
+use crate::control::xds::{self, NodeFacts};
 use crate::mesh::snapshot::Snapshot;
 use crate::path;
 use crate::shard::rt::{EventLoop, block_on};
@@ -76,7 +81,10 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
         identities,
         shards: mailboxes,
         reports: letters,
-        source: source(config)?,
+        file: local_source(config),
+        control_plane: control_plane(config)?,
+        local_node: config.place.local_node.as_deref().map(Into::into),
+        absent: Arc::default(),
         signer: signer(config, profile)?,
         certificate_ttl: config.sources.secret_ttl,
         mode: match config.mode {
@@ -157,8 +165,11 @@ fn choose_profile(config: &Config) -> Profile {
         Aead::AwsLc => Choice::Force(Library::AwsLc),
     });
     info!("record protection: {chosen}");
-    let exchange = if config.sources.pqc { Exchange::PostQuantumOnly } else { Exchange::Default };
-    Profile { exchange, records: chosen.library }
+    Profile { exchange: exchange(config), records: chosen.library }
+}
+
+fn exchange(config: &Config) -> Exchange {
+    if config.sources.pqc { Exchange::PostQuantumOnly } else { Exchange::Default }
 }
 
 /// One pinned thread for each shard.
@@ -187,13 +198,12 @@ fn start_shards(seeds: Vec<Seed>, event_loop: EventLoop) -> anyhow::Result<Vec<t
     Ok(threads)
 }
 
-fn source(config: &Config) -> anyhow::Result<Option<Box<dyn Source>>> {
-    let node = config.place.local_node.as_deref().map(Into::into);
-    Ok(match &config.sources.local_xds {
-        LocalXds::File(path) => Some(Box::new(LocalSource::file(path.clone(), node))),
-        LocalXds::Inline(text) => Some(Box::new(LocalSource::text(text.clone(), node))),
+fn local_source(config: &Config) -> Option<Box<dyn Source>> {
+    match &config.sources.local_xds {
+        LocalXds::File(path) => Some(Box::new(LocalSource::file(path.clone()))),
+        LocalXds::Inline(text) => Some(Box::new(LocalSource::text(text.clone()))),
         LocalXds::None => None,
-    })
+    }
 }
 
 fn signer(config: &Config, profile: Profile) -> anyhow::Result<Box<dyn Signer>> {
@@ -205,6 +215,52 @@ fn signer(config: &Config, profile: Profile) -> anyhow::Result<Box<dyn Signer>> 
         .with_context(|| format!("cannot open the embedded authority in {}", directory.display()))?;
     warn!("certificates are signed by the embedded authority in {} (FAKE_CA=true)", directory.display());
     Ok(Box::new(Embedded { authority, profile }))
+}
+
+/// The control plane that tells the mesh; none where its address is empty.
+fn control_plane(config: &Config) -> anyhow::Result<Option<Discovery>> {
+    let Some(target) = target(config, grpc::Service::Discovery, &config.sources.xds)? else {
+        return Ok(None);
+    };
+    let place = &config.place;
+    let facts = NodeFacts {
+        instance_ip: place.instance_ip.clone(),
+        pod_name: place.pod_name.clone(),
+        pod_namespace: place.pod_namespace.clone(),
+        node_name: place.local_node.clone(),
+        proxy_metadata: config.proxy_metadata.clone(),
+        node_metadata: config.node_metadata.clone(),
+    };
+    Ok(Some(Discovery {
+        dial: Box::new(target),
+        on_demand: config.sources.xds_on_demand,
+        node: xds::node(&facts),
+    }))
+}
+
+/// How a service of the control plane is reached; none where its address is empty.
+fn target(config: &Config, service: grpc::Service, plane: &ControlPlane) -> anyhow::Result<Option<Target>> {
+    let Some(address) = plane.address.clone() else { return Ok(None) };
+    let sources = &config.sources;
+    let options = grpc::Options {
+        service,
+        address,
+        alternative_host: plane.alternative_host.clone(),
+        roots: match &plane.root {
+            RootCertificate::File(path) => grpc::Roots::File(path.clone()),
+            RootCertificate::Static(pem) => grpc::Roots::Inline(pem.clone()),
+            RootCertificate::System => grpc::Roots::System,
+        },
+        token: match &sources.auth {
+            Auth::None => grpc::Token::None,
+            Auth::File(path) => grpc::Token::File(path.clone()),
+            Auth::Token(token) => grpc::Token::Fixed(token.clone()),
+        },
+        cluster_id: config.place.cluster_id.clone(),
+        headers: plane.headers.clone(),
+        protection: grpc::Protection { tls12: sources.tls12, exchange: exchange(config) },
+    };
+    Ok(Some(Target::new(options)?))
 }
 
 /// Pods that no CNI agent names: the one of dedicated mode, or the proxy's own inbound listener of shared mode.

@@ -1,4 +1,5 @@
-//! Whose fault a failure is, and whether trying again may help. Each module's error enum answers with these.
+//! Whose fault a failure is, and whether trying again may help; each module's error enum answers with these. And the
+//! form in which values that can't be read are told, wherever they came from.
 
 use std::fmt;
 
@@ -27,4 +28,13 @@ impl fmt::Display for Whose {
             Self::Us => "ringway",
         })
     }
+}
+
+/// A value that can't be what it should be, and where it stands.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{at}: {value} is not {wanted}")]
+pub struct Problem {
+    pub at: String,
+    pub value: String,
+    pub wanted: &'static str,
 }

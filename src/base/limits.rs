@@ -189,3 +189,71 @@ pub const LOGS_FINISH_MS: u64 = 1_000;
 // shard, on epoll
 /// Tasks that always find their sockets ready rest this often, for one timer tick (1 ms), so that timers fire.
 pub const REST_EVERY_MS: u64 = 20;
+// control::xds and the mesh thread
+/// A message of the control plane: gRPC could say up to 4 GiB; the reference's 200 MiB is a wall at 400,000 workloads.
+pub const XDS_MESSAGE_BYTES: u32 = i32::MAX.cast_unsigned();
+/// A message is decoded in parts of about this size: 2 ms of work each, and the memory of a push whatever its size.
+pub const XDS_PART_BYTES: usize = 256 * 1024;
+/// Parts that wait for the mesh thread; the rest waits in the control plane's socket.
+pub const XDS_PARTS_QUEUED: usize = 4;
+/// Requests that wait for a control plane which doesn't read: answers to its own messages and look-ups.
+pub const XDS_REQUESTS_QUEUED: usize = 8_192;
+/// The text of a refusal: the control plane logs it, one line.
+pub const NACK_BYTES: usize = 4_096;
+/// Look-ups without an answer: each is a few bytes in a request at the next reconnect.
+pub const XDS_LOOKUPS_PENDING: usize = 4_096;
+/// After a reconnect, names that aren't sent again are given up when none came for so long.
+pub const XDS_SETTLE_MS: u64 = 1_000;
+/// First and last pause between streams (the reference's values).
+pub const XDS_BACKOFF_FIRST_MS: u64 = 10;
+pub const XDS_BACKOFF_LAST_MS: u64 = 15_000;
+/// Under load the mesh changes at most this often: each snapshot costs every shard a look.
+pub const PUBLISH_PAUSE_MS: u64 = 5;
+/// Steps of the mesh that the control thread hasn't taken yet.
+pub const UPDATES_QUEUED: usize = 8;
+/// Look-ups of shards that the mesh thread hasn't taken yet.
+pub const LOOKUPS_QUEUED: usize = 1_024;
+/// How long a name is known to be absent. The control plane tells when it appears; this bounds what is remembered.
+pub const ABSENT_MS: u64 = 30_000;
+/// Names known to be absent: a pod that scans a network makes one for each address.
+pub const ABSENT_NAMES: usize = 16_384;
+/// Retired snapshots are looked at this often, until no shard holds them.
+pub const RETIRE_MS: u64 = 100;
+/// Niceness of the mesh thread: shards and the CNI agent's thread go first.
+pub const MESH_THREAD_NICE: i32 = 5;
+// control::grpc: connections to the control plane.
+/// Looking up the control plane's name: a resolver answers in milliseconds or, as a rule, not at all.
+pub const GRPC_RESOLVE_DEADLINE_MS: u64 = 5_000;
+/// TCP connect, over all addresses of the name (the reference's value); each further address waits for its turn
+/// so long at most.
+pub const GRPC_CONNECT_DEADLINE_MS: u64 = 5_000;
+/// TLS handshake with the control plane.
+pub const GRPC_HANDSHAKE_DEADLINE_MS: u64 = 5_000;
+/// TCP keepalive towards the control plane (the reference's values).
+pub const GRPC_KEEPALIVE_TIME_S: u64 = 300;
+pub const GRPC_KEEPALIVE_INTERVAL_S: u64 = 75;
+pub const GRPC_KEEPALIVE_RETRIES: u32 = 9;
+/// HTTP/2 pings while a stream is open, and how long an answer may take (the reference's values): a black hole is
+/// noticed after 40 s.
+pub const GRPC_PING_INTERVAL_MS: u64 = 30_000;
+pub const GRPC_PING_DEADLINE_MS: u64 = 10_000;
+/// Sent bytes that nobody acknowledges end the connection after this (TCP_USER_TIMEOUT).
+pub const GRPC_UNACKNOWLEDGED_MS: u32 = 20_000;
+/// Flow-control windows towards the control plane: a full push of 100,000 workloads is 20 MB or more.
+pub const GRPC_STREAM_WINDOW_BYTES: u32 = 4 * 1024 * 1024;
+pub const GRPC_CONNECTION_WINDOW_BYTES: u32 = 8 * 1024 * 1024;
+/// A bearer token; Kubernetes's have about 1,100 bytes, istiod takes headers up to 16 KiB.
+pub const TOKEN_BYTES: usize = 12 * 1024;
+/// PEM text of roots: 150 roots of an operating system are 230 KB.
+pub const ROOTS_BYTES: usize = 4 * 1024 * 1024;
+// wire::xds
+/// Names that one response may remove: a million workloads and their services, four times over. Two bytes on the
+/// wire can announce a name that takes 24 in memory.
+pub const REMOVED_NAMES_A_RESPONSE: usize = 4 << 20;
+/// Rules, clauses and matches of one policy: an object of Kubernetes (1.5 MB) can't hold as many, and an empty match
+/// takes 150 times its two bytes of the wire.
+pub const POLICY_PARTS: usize = 65_536;
+/// Unreadable values of one policy that are told; the others count, but repeat the same story.
+pub const POLICY_PROBLEMS: usize = 32;
+/// A value from the control plane shown in an error: as long as a DNS name may be.
+pub const SHOWN_VALUE_BYTES: usize = 253;

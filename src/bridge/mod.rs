@@ -1,5 +1,6 @@
 //! Layer 5: the only types that cross threads.
 
+pub mod absent;
 pub mod identities;
 pub mod lines;
 pub mod mailbox;

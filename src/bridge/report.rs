@@ -15,6 +15,9 @@ pub enum Report {
     Stopped { uid: Text, shard: usize },
     /// A connection waits for the certificate of this identity.
     Want(Identity),
+    /// A connection waits for an address that the snapshot doesn't hold: `NETWORK/IP`, a workload's uid, or
+    /// `NAMESPACE/HOSTNAME`. See `bridge::absent`.
+    Lookup(Text),
     /// A drain has finished: nothing is left.
     Drained { shard: usize },
 }

@@ -91,10 +91,10 @@ fn failures_have_their_codes_and_talk_on_stderr() {
 fn what_this_version_cannot_serve_is_refused_before_anything_starts() {
     let local = ("LOCAL_XDS", "workloads: []");
     for (environment, parts) in [
-        (&[][..], &["no source of the mesh", "no source of certificates"][..]),
+        (&[][..], &["no source of certificates"][..]),
         (&[("XDS_ADDRESS", "")], &["no source of certificates"]),
         (&[local, ("CA_ADDRESS", "")], &[]),
-        (&[("XDS_ADDRESS", "istiod:15012"), SERVABLE[1]], &["no source of the mesh"]),
+        (&[("XDS_ADDRESS", "istiod:15012"), SERVABLE[1]], &[]),
         (&[SERVABLE[0], SERVABLE[1], ("ENABLE_PROXY", "false")], &["ENABLE_PROXY=false"]),
     ] {
         for command in [&["run"][..], &["config", "check"]] {

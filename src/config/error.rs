@@ -56,11 +56,6 @@ pub enum ConfigError {
     )]
     NoRevocation(String),
     #[error(
-        "no source of the mesh: this version reads LOCAL_XDS_PATH or LOCAL_XDS; there is no xDS client yet (the \
-             address is {0}). Set one of them, or XDS_ADDRESS= (empty) for an empty mesh"
-    )]
-    NoMesh(String),
-    #[error(
         "no source of certificates: this version signs them itself with FAKE_CA=true; there is no client of a \
              certificate authority yet (the address is {0}). Set FAKE_CA=true, or CA_ADDRESS= (empty) to run \
              without certificates"

@@ -190,6 +190,7 @@ fn place(reader: &mut Reader<'_>) -> Place {
     let namespace = reader.maybe_text("POD_NAMESPACE");
     let name = reader.maybe_text("POD_NAME");
     let service_account = reader.maybe_text("SERVICE_ACCOUNT");
+    let (pod_name, pod_namespace) = (name.clone().unwrap_or_default(), namespace.clone().unwrap_or_default());
     let own_workload = match (name, namespace, service_account) {
         (Some(name), Some(namespace), Some(service_account)) => {
             Some(WorkloadInfo { name, namespace, service_account })
@@ -203,6 +204,8 @@ fn place(reader: &mut Reader<'_>) -> Place {
         cluster_domain: reader.text("CLUSTER_DOMAIN"),
         preferred_service_namespace: reader.maybe_text("PREFERED_SERVICE_NAMESPACE"),
         own_workload,
+        pod_name,
+        pod_namespace,
         trust_domain: reader.text("TRUST_DOMAIN"),
         instance_ip: reader.text("INSTANCE_IP"),
     }
@@ -295,8 +298,6 @@ fn not_yet(config: &Config, reader: &Reader<'_>) -> Vec<String> {
             lines.push(format!("{what}, but that isn't part of this version: it has no effect"));
         }
     };
-    tell(set("XDS_ADDRESS"), "XDS_ADDRESS asks for a configuration from a control plane");
-    tell(config.sources.xds_on_demand, "XDS_ON_DEMAND=true asks for on-demand configuration");
     let needs_ca = set("CA_ADDRESS") && !config.sources.fake_ca;
     tell(needs_ca, "CA_ADDRESS asks for certificates from a control plane (FAKE_CA=true signs them here)");
     let asks_dns = config.dns_proxy && config.proxy_metadata.contains_key("DNS_CAPTURE");
@@ -304,14 +305,7 @@ fn not_yet(config: &Config, reader: &Reader<'_>) -> Vec<String> {
     for name in ["AUTHZ_POLICY_INFO_LOGGING", "TLS12_ENABLED"] {
         tell(reader.raw(name).is_some_and(|value| value == "true"), &format!("{name}=true is set"));
     }
-    for name in [
-        "AUTH_TOKEN",
-        "XDS_ROOT_CA",
-        "CA_ROOT_CA",
-        "ALT_XDS_HOSTNAME",
-        "ALT_CA_HOSTNAME",
-        "PREFERED_SERVICE_NAMESPACE",
-    ] {
+    for name in ["AUTH_TOKEN", "CA_ROOT_CA", "ALT_CA_HOSTNAME", "PREFERED_SERVICE_NAMESPACE"] {
         tell(set(name), &format!("{name} is set"));
     }
     tell(config.socks5, "UNSTABLE_ENABLE_SOCKS5=true asks for a SOCKS5 listener");

@@ -87,6 +87,9 @@ pub struct Place {
     pub preferred_service_namespace: Option<String>,
     /// The proxy's own workload, where all three parts are known.
     pub own_workload: Option<WorkloadInfo>,
+    /// The proxy's own pod in its XDS node; empty where unknown.
+    pub pod_name: String,
+    pub pod_namespace: String,
     /// Only for `Config::own_identity`.
     pub trust_domain: String,
     /// Address in the XDS node id.
@@ -305,11 +308,9 @@ impl Config {
     /// Why a valid configuration can't be run by this version: it would come up, look well and serve nobody.
     pub fn refusals(&self) -> Vec<ConfigError> {
         let sources = &self.sources;
-        let xds = sources.xds.address.clone().filter(|_| sources.local_xds == LocalXds::None);
         let ca = sources.ca.address.clone().filter(|_| !sources.fake_ca);
         let alone = (!self.proxy).then_some(ConfigError::NoDnsProxyAlone);
-        let sources = [xds.map(ConfigError::NoMesh), ca.map(ConfigError::NoCertificates)];
-        sources.into_iter().flatten().chain(alone).collect()
+        ca.map(ConfigError::NoCertificates).into_iter().chain(alone).collect()
     }
 
     /// The `config` object of `/config_dump` (ztunnel-behaviour 17.7), keys sorted.

@@ -182,8 +182,7 @@ pub const VARIABLES: &[Variable] = &[
             "proxyConfig `discoveryAddress`; else https://istiod.istio-system.svc:15012 in Kubernetes, \
              https://localhost:15012 elsewhere",
         ),
-        "Where the mesh's configuration comes from. Empty: from nowhere. Not in this version: the \
-         start is refused without LOCAL_XDS_PATH or LOCAL_XDS.",
+        "Where the mesh's configuration comes from, by TLS only; a local file adds to it. Empty: from nowhere else.",
     ),
     row(
         "CA_ADDRESS",
@@ -202,7 +201,8 @@ pub const VARIABLES: &[Variable] = &[
         "XDS_ROOT_CA",
         Kind::RootCertificate,
         Is("./var/run/secrets/istio/root-cert.pem"),
-        "Root of the XDS server's certificate; `SYSTEM`: the roots of the operating system. Not in this version.",
+        "Root of the XDS server's certificate; `SYSTEM`: the roots of the operating system. A file is \
+         read again at each connect.",
     ),
     row(
         "CA_ROOT_CA",
@@ -210,12 +210,7 @@ pub const VARIABLES: &[Variable] = &[
         Is("./var/run/secrets/istio/root-cert.pem"),
         "The same for the certificate authority. Not in this version.",
     ),
-    row(
-        "ALT_XDS_HOSTNAME",
-        Kind::Text,
-        NONE,
-        "One more name that the XDS server's certificate may carry. Not in this version.",
-    ),
+    row("ALT_XDS_HOSTNAME", Kind::Text, NONE, "One more name that the XDS server's certificate may carry."),
     row("ALT_CA_HOSTNAME", Kind::Text, NONE, "The same for the certificate authority. Not in this version."),
     row(
         "AUTH_TOKEN",
@@ -227,7 +222,7 @@ pub const VARIABLES: &[Variable] = &[
         "XDS_HEADER_*",
         Kind::Header,
         NONE,
-        "A header for the XDS stream: XDS_HEADER_X_TEAM=a sends x_team: a. Not in this version.",
+        "A header for the XDS stream: XDS_HEADER_X_TEAM=a sends x_team: a.",
     ),
     row(
         "CA_HEADER_*",
@@ -239,8 +234,7 @@ pub const VARIABLES: &[Variable] = &[
         "XDS_ON_DEMAND",
         Kind::Flag,
         Is("false"),
-        "Ask for workloads and services only when they are needed; excludes the DNS proxy. Not in this \
-         version: a warning.",
+        "Ask for workloads and services only when they are needed; excludes the DNS proxy.",
     ),
     row(
         "LOCAL_XDS_PATH",
@@ -297,12 +291,7 @@ pub const VARIABLES: &[Variable] = &[
     ),
     row("POD_NAME", Kind::Text, NONE, "See POD_NAMESPACE."),
     row("SERVICE_ACCOUNT", Kind::Text, NONE, "See POD_NAMESPACE."),
-    row(
-        "INSTANCE_IP",
-        Kind::Text,
-        Is("1.1.1.1"),
-        "Address of the proxy in its XDS node id. Not in this version.",
-    ),
+    row("INSTANCE_IP", Kind::Text, Is("1.1.1.1"), "Address of the proxy in its XDS node id."),
     row(
         "PREFERED_SERVICE_NAMESPACE",
         Kind::Text,
@@ -326,7 +315,7 @@ pub const VARIABLES: &[Variable] = &[
         "ISTIO_METAJSON_*",
         Kind::Json,
         NONE,
-        "Metadata of the XDS node; what isn't JSON is skipped with a warning. Not in this version.",
+        "Metadata of the XDS node; what isn't JSON is skipped with a warning.",
     ),
     row(
         "POOL_MAX_STREAMS_PER_CONNECTION",

@@ -15,9 +15,10 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::base::limits::{
-    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, POD_RETRY_MS, SIGNINGS_A_TURN, SOURCE_POLL_MS,
+    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, POD_RETRY_MS, REPORTS_QUEUED, SIGNINGS_A_TURN,
 };
 use crate::base::text::Text;
+use crate::bridge::absent::{Absent, AbsentNames};
 use crate::bridge::identities::Identities;
 use crate::bridge::lines::LineSink;
 use crate::bridge::mailbox::{Letterbox, Mailbox, mailbox};
@@ -30,11 +31,14 @@ use crate::control::ca::{Ca, Signer};
 use crate::control::cni::{Board, Cni, Letter};
 use crate::control::heartbeat::Heartbeat;
 use crate::control::http::{BindError, Server, Serving};
+use crate::control::mesh_thread::{self, Answer, MeshThread, Seed, Update};
 use crate::control::metrics::MetricsServer;
 use crate::control::publish::{Orders, Source};
 use crate::control::ready::{DRAIN, PODS, PROXY, Readiness, ReadinessServer, STATE};
 use crate::control::recorder::Registry;
 use crate::control::wake::{Bell, Signals};
+use crate::control::xds::{Client, Dial};
+use crate::wire::pb::discovery::Node;
 
 /// What the control thread is given.
 pub struct Wiring {
@@ -44,8 +48,12 @@ pub struct Wiring {
     pub shards: Vec<Mailbox<Order>>,
     pub reports: Letterbox<Report>,
     pub settings: Arc<Settings>,
-    /// Where the mesh comes from; `None`: it stays empty, and counts as complete.
-    pub source: Option<Box<dyn Source>>,
+    /// Where the mesh comes from, either or both; with neither it stays empty, and counts as complete.
+    pub file: Option<Box<dyn Source>>,
+    pub control_plane: Option<Discovery>,
+    /// Whose workloads are local; all, where it isn't set.
+    pub local_node: Option<Text>,
+    pub absent: Arc<Absent>,
     pub signer: Box<dyn Signer>,
     pub certificate_ttl: Duration,
     pub mode: Mode,
@@ -59,6 +67,13 @@ pub struct Wiring {
     pub lines: LineSink,
     /// `None`: `/logging` says that logging isn't there.
     pub logs: Option<Arc<dyn LogLevels>>,
+}
+
+/// The control plane that tells the mesh.
+pub struct Discovery {
+    pub dial: Box<dyn Dial>,
+    pub on_demand: bool,
+    pub node: Node,
 }
 
 #[derive(Clone, Debug)]
@@ -101,6 +116,8 @@ pub enum ControlError {
     /// A supervisor starts the process anew: what that shard carried can't be carried by another one.
     #[error("shard {shard} is dead: {why}")]
     Shard { shard: usize, why: String },
+    #[error("the thread that reads the mesh has ended: see the lines above")]
+    MeshThread,
     #[error("the thread that serves the CNI agent has ended or stands still: see the lines above")]
     CniThread,
 }
@@ -156,7 +173,7 @@ impl Control {
     }
 
     async fn work(self, threads: Vec<JoinHandle<()>>) -> Result<Outcome, ControlError> {
-        let Self { readiness, registry, servers: [ready, admin, stats], wiring } = self;
+        let Self { readiness, registry, servers: [ready, admin, stats], mut wiring } = self;
         let kernel = |what| move |error| ControlError::Kernel { what, error };
         info!(target: "ztunnel::app", "{}", match &wiring.mode {
             Mode::Shared { .. } => "shared proxy mode - in-pod mode enabled",
@@ -175,7 +192,7 @@ impl Control {
             logs: wiring.logs.clone(),
             quit,
             patience: wiring.settings.termination_deadline,
-            static_config: wiring.source.as_ref().and_then(|source| source.static_config()),
+            static_config: wiring.file.as_ref().and_then(|source| source.static_config()),
         };
         serving.push(admin.serve(Arc::new(admin_server), &closing)?);
         let metrics_server = MetricsServer {
@@ -197,9 +214,37 @@ impl Control {
             Mode::Dedicated => None,
         };
         let shards = Shards { orders, threads };
-        let loop_ = Loop::new(wiring, readiness, registry, cni, post, shards);
+        let mesh = start_mesh(&mut wiring, &readiness, &registry).map_err(kernel("start the mesh thread"))?;
+        let loop_ = Loop::new(wiring, readiness, registry, cni, post, shards, mesh);
         Box::pin(loop_.run(Quits { quits, close, serving })).await
     }
+}
+
+/// The mesh thread, and the client of the control plane as a task of this one.
+fn start_mesh(
+    wiring: &mut Wiring,
+    readiness: &Arc<Readiness>,
+    registry: &Registry,
+) -> io::Result<MeshThread> {
+    let mut dial = None;
+    let discovery = wiring.control_plane.take().map(|plane| {
+        let at = plane.dial.at().into();
+        dial = Some(plane.dial);
+        mesh_thread::Discovery { at, on_demand: plane.on_demand, node: plane.node }
+    });
+    let mesh = mesh_thread::start(Seed {
+        file: wiring.file.take(),
+        discovery,
+        local_node: wiring.local_node.take(),
+        absent: AbsentNames::new(wiring.absent.clone()),
+        readiness: readiness.clone(),
+        registry: registry.clone(),
+    })?;
+    if let Some(dial) = dial {
+        // Ends with the mesh thread.
+        tokio::spawn(Client::new(dial, mesh.words.clone(), fastrand::Rng::new()).run());
+    }
+    Ok(mesh)
 }
 
 /// A request to end, answered once it is accepted.
@@ -224,7 +269,9 @@ struct Loop {
     threads: Vec<JoinHandle<()>>,
     reports: Letterbox<Report>,
     settings: Arc<Settings>,
-    source: Option<Box<dyn Source>>,
+    mesh: MeshThread,
+    /// Look-ups that the mesh thread didn't take yet.
+    lookups: VecDeque<Text>,
     ca: Ca,
     prefetch: bool,
     own: HashMap<Text, Own>,
@@ -236,7 +283,6 @@ struct Loop {
     post: Mailbox<Letter>,
     /// Letters that the CNI thread's mailbox didn't take yet.
     letters: VecDeque<Letter>,
-    polled: Option<Instant>,
     heartbeat: Heartbeat,
     dedicated: bool,
     drained: BTreeSet<usize>,
@@ -259,8 +305,9 @@ impl Loop {
         cni: Option<Cni>,
         post: Mailbox<Letter>,
         Shards { orders, threads }: Shards,
+        mesh: MeshThread,
     ) -> Self {
-        let Wiring { published, identities, shards, reports, settings, source, signer, own, .. } = wiring;
+        let Wiring { published, identities, shards, reports, settings, signer, own, .. } = wiring;
         let dedicated = matches!(wiring.mode, Mode::Dedicated);
         let own = own.into_iter().map(|pod| {
             // The one workload of a dedicated proxy has all shards to itself.
@@ -276,12 +323,12 @@ impl Loop {
             prefetch: !dedicated,
             letters: VecDeque::new(),
             cni_thread: None,
-            polled: None,
             drained: BTreeSet::new(),
             published,
             reports,
             settings,
-            source,
+            mesh,
+            lookups: VecDeque::new(),
             readiness,
             registry,
             cni,
@@ -312,6 +359,7 @@ impl Loop {
                     rung.map_err(kernel("wait for reports"))?;
                     self.take_reports()?;
                 }
+                update = self.mesh.updates.recv() => self.update(update)?,
                 _ = tick.tick() => self.tick()?,
             }
             self.sign().await;
@@ -322,10 +370,6 @@ impl Loop {
     /// What is done regularly.
     fn tick(&mut self) -> Result<(), ControlError> {
         let now = Instant::now();
-        if self.polled.is_none_or(|at| now.duration_since(at) >= Duration::from_millis(SOURCE_POLL_MS)) {
-            self.polled = Some(now);
-            self.poll_source()?;
-        }
         self.take_reports()?;
         self.retry_own(now);
         self.orders.flush();
@@ -353,36 +397,23 @@ impl Loop {
         Ok(())
     }
 
-    fn poll_source(&mut self) -> Result<(), ControlError> {
-        let current = self.published.load();
-        let update = match self.source.as_mut() {
-            Some(source) => source.poll(&current),
-            None => None,
-        };
-        let mut next = match update {
-            Some(Ok(update)) => {
-                let now = SystemTime::now();
-                for (uid, identity) in update.local {
-                    self.ca.local(uid, identity, self.prefetch, now);
-                }
-                update.snapshot
-            }
-            Some(Err(error)) => {
-                error!("the mesh's source can't be read, what was known stands: {error}");
-                self.readiness.explain(STATE, error.into());
-                return Ok(());
-            }
-            // Without a source the empty mesh is the complete one.
-            None if self.source.is_none() && !current.synced => (*current).clone(),
-            None => return Ok(()),
-        };
-        next.synced = true;
-        self.published.swap(Arc::new(next));
-        self.orders.post_all(|| Order::Look);
-        if !current.synced {
-            self.mesh_is_known()?;
+    /// A step of the mesh: published first, then acknowledged.
+    fn update(&mut self, update: Option<Update>) -> Result<(), ControlError> {
+        let Update { snapshot, local, answers, answered } = update.ok_or(ControlError::MeshThread)?;
+        let now = SystemTime::now();
+        for (uid, identity) in local {
+            self.ca.local(uid, identity, self.prefetch, now);
         }
-        Ok(())
+        let known_now = snapshot.as_ref().is_some_and(|next| next.synced && !self.published.peek().synced);
+        let look = answered || snapshot.is_some();
+        if let Some(next) = snapshot {
+            self.published.swap(next);
+        }
+        if look {
+            self.orders.post_all(|| Order::Look);
+        }
+        answers.into_iter().for_each(Answer::send);
+        if known_now { self.mesh_is_known() } else { Ok(()) }
     }
 
     /// The first full state: from here on traffic may flow.
@@ -474,6 +505,7 @@ impl Loop {
                 Report::Stopped { uid, .. } if self.own.contains_key(&uid) => {}
                 Report::Stopped { uid, shard } => self.letters.push_back(Letter::Stopped { uid, shard }),
                 Report::Want(identity) => self.ca.want(identity, SystemTime::now()),
+                Report::Lookup(name) => self.lookups.push_back(name),
                 Report::Drained { shard } => {
                     self.drained.insert(shard);
                 }
@@ -490,6 +522,14 @@ impl Loop {
                 break;
             }
         }
+        while let Some(name) = self.lookups.pop_front() {
+            if let Err(mpsc::error::TrySendError::Full(name)) = self.mesh.lookups.try_send(name) {
+                self.lookups.push_front(name);
+                break;
+            }
+        }
+        // Reports are bounded, but may keep coming; whoever waits longer than his patience asks in vain.
+        self.lookups.truncate(REPORTS_QUEUED);
     }
 
     /// Signs what is due, other tasks having their turn in between.
@@ -532,6 +572,7 @@ impl Loop {
                     let _ = accepted.send(());
                 }
                 Ok(()) = bell.rung() => self.take_reports()?,
+                update = self.mesh.updates.recv() => self.update(update)?,
                 _ = tick.tick() => {
                     self.orders.flush();
                     self.take_reports()?;

@@ -7,8 +7,10 @@ use crate::control::ca::NoAuthority;
 use crate::control::http::test::get;
 use crate::control::source::LocalSource;
 use crate::control::test_support::{Shards as Fakes, settings};
+use crate::control::xds::testing::{Plain, Plane, pod as told_pod, policy, uid};
 use crate::mesh::snapshot::Snapshot;
 use crate::sys::fdpass::SeqPacketListener;
+use crate::wire::xds::{ADDRESS_TYPE, AUTHORIZATION_TYPE};
 use crate::wire::zds::{self, Message};
 
 struct Scene {
@@ -25,6 +27,22 @@ fn pod(uid: &str, kind: PodKind) -> Arc<Pod> {
 }
 
 fn start(mode: Mode, own: Vec<Arc<Pod>>, source: Option<Box<dyn Source>>) -> Scene {
+    start_with(mode, own, source, None)
+}
+
+/// A proxy without pods that is told by this control plane.
+fn told_by(plane: SocketAddr) -> Scene {
+    let node = Node { id: "ztunnel~1.1.1.1~a.b~b.svc.cluster.local".into(), metadata: None };
+    let plane = Discovery { dial: Box::new(Plain(plane)), on_demand: false, node };
+    start_with(Mode::Dedicated, Vec::new(), None, Some(plane))
+}
+
+fn start_with(
+    mode: Mode,
+    own: Vec<Arc<Pod>>,
+    source: Option<Box<dyn Source>>,
+    control_plane: Option<Discovery>,
+) -> Scene {
     let mut shards = Fakes::start(2, |_| ShardStats::default());
     let published = Arc::new(Published::new(Snapshot::default()));
     let anywhere = vec!["127.0.0.1:0".parse().unwrap()];
@@ -41,7 +59,10 @@ fn start(mode: Mode, own: Vec<Arc<Pod>>, source: Option<Box<dyn Source>>) -> Sce
         shards: shards.mailboxes.clone(),
         reports: shards.reports.take().unwrap(),
         settings: Arc::new(settings()),
-        source,
+        file: source,
+        control_plane,
+        local_node: None,
+        absent: Arc::default(),
         signer: Box::new(NoAuthority),
         certificate_ttl: Duration::from_secs(86_400),
         mode,
@@ -106,7 +127,7 @@ fn a_dead_shard_ends_the_process_with_the_reason() {
 async fn a_bad_file_is_named_and_nothing_passes_until_it_is_mended() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "workloads: 7\n").unwrap();
-    let source = Box::new(LocalSource::file(file.path().into(), None));
+    let source = Box::new(LocalSource::file(file.path().into()));
     let scene = start(Mode::Dedicated, Vec::new(), Some(source));
     let reason = file.path().to_str().unwrap();
     becomes(&scene, "not ready, pending: proxy, state manager\n", reason).await;
@@ -145,4 +166,48 @@ async fn shared_mode_serves_its_agent_and_tells_it_by_leaving_that_it_ends() {
     get(scene.admin, "POST", "/quitquitquit").await;
     assert_eq!(agent.recv(&mut buffer, patience).unwrap().len, 0, "the agent is left at once");
     assert_eq!(scene.thread.join().unwrap().unwrap(), Outcome::Drained);
+}
+
+#[tokio::test]
+async fn nothing_passes_until_the_control_plane_has_told_both_types() {
+    let mut plane = Plane::start().await;
+    let scene = told_by(plane.address);
+    let mut dialogue = plane.stream().await;
+    let [addresses, authorizations] = dialogue.opening().await;
+    assert_eq!((&*addresses.type_url, &*authorizations.type_url), (ADDRESS_TYPE, AUTHORIZATION_TYPE));
+    assert!(addresses.node.is_some() && addresses.node == authorizations.node);
+    let pending = "not ready, pending: proxy, state manager\n";
+    becomes(&scene, pending, "http://plane has not sent its first state of: Address, Authorization").await;
+    assert_eq!(dialogue.told(ADDRESS_TYPE, vec![told_pod("web", "1", 1)], &[]).await, None);
+    // What is acknowledged is effective, but not synced yet.
+    let snapshot = scene.published.load();
+    assert!(snapshot.workload(&uid("web")).is_some() && !snapshot.synced);
+    becomes(&scene, pending, "first state of: Authorization").await;
+    assert_eq!(dialogue.told(AUTHORIZATION_TYPE, vec![policy("deny")], &[]).await, None);
+    let snapshot = scene.published.load();
+    assert!(snapshot.synced && snapshot.policy("default/deny").is_some());
+    becomes(&scene, "ready\n", "").await;
+    // From here on each change is one, and stays while the control plane is away.
+    let pods = vec![told_pod("web", "2", 2), told_pod("other", "1", 3)];
+    assert_eq!(dialogue.told(ADDRESS_TYPE, pods, &[]).await, None);
+    dialogue.end(14, "upgrade");
+    let mut dialogue = plane.stream().await;
+    let [addresses, _] = dialogue.opening().await;
+    assert_eq!(addresses.initial_resource_versions[&uid("web")], "2");
+    let snapshot = scene.published.load();
+    assert!(snapshot.workload_count() == 2 && snapshot.synced);
+    assert_eq!(dialogue.told(ADDRESS_TYPE, Vec::new(), &[&uid("web")]).await, None);
+    assert_eq!(scene.published.load().workload_count(), 1);
+    get(scene.admin, "POST", "/quitquitquit").await;
+    scene.thread.join().unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_control_plane_that_is_not_there_is_named() {
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let scene = told_by(nobody);
+    let pending = "not ready, pending: proxy, state manager\n";
+    becomes(&scene, pending, "no stream from http://plane: gRPC connection error connecting to").await;
+    get(scene.admin, "POST", "/quitquitquit").await;
+    scene.thread.join().unwrap().unwrap();
 }

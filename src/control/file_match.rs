@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde_json::Value;
 
+use crate::base::fault::Problem;
 use crate::base::text::Interner;
-use crate::control::files::Problem;
 use crate::mesh::policy::{Match, ServiceAccountMatch, StringMatch};
 
 pub(super) type Form = BTreeMap<String, Value>;

@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
+use crate::base::fault::Problem;
 use crate::base::text::{Interner, Text};
 use crate::control::file_match;
-use crate::control::files::{FileError, LocalConfig, Problem};
+use crate::control::files::{FileError, LocalConfig};
 use crate::mesh::policy::{Action, Policy, PolicyScope};
 use crate::mesh::service::{
     Endpoint, HealthPolicy, IpFamilies, LoadBalancer, LoadBalancerMode, NetworkCidr, NetworkIp, Scope,

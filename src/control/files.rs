@@ -8,6 +8,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::base::fault::Problem;
 use crate::base::limits::LOCAL_CONFIG_BYTES;
 use crate::base::text::Text;
 use crate::control::file_schema;
@@ -27,15 +28,6 @@ pub struct LocalConfig {
     pub services: BTreeMap<ServiceKey, (Arc<Service>, Vec<Endpoint>)>,
     /// Matches of policies that could not be read, and deny for it.
     pub problems: Vec<Problem>,
-}
-
-/// A value that can't be what it should be, and where it stands.
-#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-#[error("{at}: {value} is not {wanted}")]
-pub struct Problem {
-    pub at: String,
-    pub value: String,
-    pub wanted: &'static str,
 }
 
 /// Why a file can't be used. The operator's to mend; reading again helps only once the file is another.

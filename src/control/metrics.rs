@@ -160,6 +160,24 @@ const FACADE_LAST: &[Known] = &[
         None,
     ),
     known(
+        "ringway_mesh_snapshots",
+        "Snapshots of the mesh that were published; what came together is one.",
+        Kind::Counter,
+        None,
+    ),
+    known(
+        "ringway_xds_resources_refused",
+        "Resources of the control plane that could not be used.",
+        Kind::Counter,
+        None,
+    ),
+    known(
+        "ringway_xds_lookups_refused",
+        "Look-ups that were not asked because too many had no answer.",
+        Kind::Counter,
+        None,
+    ),
+    known(
         "ringway_orders_delayed",
         "Orders to shards that had to wait because a mailbox was full.",
         Kind::Counter,

@@ -10,9 +10,12 @@ pub mod dump;
 mod file_match;
 mod file_schema;
 pub mod files;
+pub mod grpc;
 mod heartbeat;
 pub mod http;
+pub mod locals;
 pub mod logs;
+pub mod mesh_thread;
 pub mod metrics;
 pub mod publish;
 pub mod ready;
@@ -23,3 +26,4 @@ pub mod source;
 #[cfg(test)]
 mod test_support;
 mod wake;
+pub mod xds;

@@ -1,21 +1,19 @@
-//! What leaves the control thread: orders to the shards, and where the mesh they are about comes from.
+//! What leaves the control thread: orders to the shards. And what a local source of the mesh is.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::base::limits::ORDERS_QUEUED;
-use crate::base::text::Text;
 use crate::bridge::mailbox::Mailbox;
 use crate::bridge::order::Order;
-use crate::mesh::identity::Identity;
-use crate::mesh::snapshot::Snapshot;
+use crate::mesh::delta::Change;
 
-/// Where the mesh comes from: local files today, a control plane later.
+/// A local source of the mesh.
 pub trait Source: Send {
     /// What changed since the last call, `None` where nothing did. After an error the state before it stands, and
     /// the same error isn't given twice. The text names place and cause.
-    fn poll(&mut self, current: &Snapshot) -> Option<Result<Update, String>>;
+    fn poll(&mut self) -> Option<Result<Vec<Change>, String>>;
 
     /// Reads what the local file holds at the moment of a dump; `None` where the source is no file.
     fn static_config(&self) -> Option<StaticConfig>;
@@ -23,13 +21,6 @@ pub trait Source: Send {
 
 /// `staticConfig` of the dump, read anew with each call.
 pub type StaticConfig = Box<dyn Fn() -> serde_json::Value + Send + Sync>;
-
-/// One step of the mesh.
-pub struct Update {
-    pub snapshot: Snapshot,
-    /// Workloads of this node that changed: uid, and the identity to hold a certificate for while it is there.
-    pub local: Vec<(Text, Option<Identity>)>,
-}
 
 /// The way to every shard. Orders are never lost and never overtake each other: what a full mailbox doesn't take
 /// waits here until `flush`.

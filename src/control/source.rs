@@ -1,26 +1,20 @@
-//! The mesh from a local file, as a `Source`: changes become snapshots, and this node's workloads become the
-//! identities to hold certificates for.
+//! The mesh from a local file, as a `Source`.
 
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
 use tracing::{error, warn};
 
-use crate::base::text::Text;
 use crate::control::files::{self, FileError, LocalConfig, Watch};
-use crate::control::publish::{Source, StaticConfig, Update};
+use crate::control::publish::{Source, StaticConfig};
 use crate::mesh::delta::{Change, apply};
-use crate::mesh::identity::Identity;
 use crate::mesh::service::ServiceKey;
 use crate::mesh::snapshot::Snapshot;
-use crate::mesh::workload::{Protocol, Workload};
 use crate::wire::dump;
 
 /// LOCAL_XDS_PATH (a file, watched) or LOCAL_XDS (its text, fixed).
 pub struct LocalSource {
     from: From,
-    /// Whose workloads are local; all, where it isn't set.
-    local_node: Option<Text>,
 }
 
 enum From {
@@ -29,13 +23,13 @@ enum From {
 }
 
 impl LocalSource {
-    pub fn file(path: PathBuf, local_node: Option<Text>) -> Self {
+    pub fn file(path: PathBuf) -> Self {
         let watch = Box::new(Watch::new(path.clone()));
-        Self { from: From::File { path, watch }, local_node }
+        Self { from: From::File { path, watch } }
     }
 
-    pub fn text(text: String, local_node: Option<Text>) -> Self {
-        Self { from: From::Text { text, read: false }, local_node }
+    pub fn text(text: String) -> Self {
+        Self { from: From::Text { text, read: false } }
     }
 
     fn changes(&mut self) -> Option<Result<Vec<Change>, FileError>> {
@@ -60,14 +54,8 @@ impl LocalSource {
 }
 
 impl Source for LocalSource {
-    fn poll(&mut self, current: &Snapshot) -> Option<Result<Update, String>> {
-        let changes = match self.changes()? {
-            Ok(changes) => changes,
-            Err(error) => return Some(Err(error.to_string())),
-        };
-        let node = self.local_node.as_deref();
-        let local = changes.iter().filter_map(|change| local_change(change, node)).collect();
-        Some(Ok(Update { snapshot: apply(current, changes, node), local }))
+    fn poll(&mut self) -> Option<Result<Vec<Change>, String>> {
+        Some(self.changes()?.map_err(|error| error.to_string()))
     }
 
     fn static_config(&self) -> Option<StaticConfig> {
@@ -94,25 +82,6 @@ fn warn_of(config: &LocalConfig) {
     for problem in &config.problems {
         warn!("a match of a policy can't be read, it denies: {problem}");
     }
-}
-
-/// What a change says about this node's identities.
-fn local_change(change: &Change, node: Option<&str>) -> Option<(Text, Option<Identity>)> {
-    match change {
-        Change::Workload(workload) => {
-            Some((workload.uid.clone(), needs_certificate(workload, node).then(|| workload.identity())))
-        }
-        Change::RemoveWorkload(uid) | Change::RemoveAddress(uid) => Some((uid.clone(), None)),
-        Change::Service { .. }
-        | Change::RemoveService(_)
-        | Change::Policy { .. }
-        | Change::RemovePolicy(_) => None,
-    }
-}
-
-fn needs_certificate(workload: &Workload, node: Option<&str>) -> bool {
-    let local = node.is_none_or(|node| node.is_empty() || *workload.node == *node);
-    local && (workload.native_tunnel || workload.protocol == Protocol::Hbone)
 }
 
 /// The three lists of `staticConfig`.
@@ -153,50 +122,29 @@ workloads:
   workloadIps: [\"10.0.0.2\"]
   node: here
   services: {}
-- uid: u3
-  name: far
-  namespace: shop
-  serviceAccount: far
-  trustDomain: cluster.local
-  workloadIps: [\"10.0.0.3\"]
-  protocol: HBONE
-  node: there
-  services: {}
 ";
 
-    fn wanted(update: &Update) -> Vec<(&str, bool)> {
-        let mut wanted: Vec<_> =
-            update.local.iter().map(|(uid, identity)| (&**uid, identity.is_some())).collect();
-        wanted.sort_unstable();
-        wanted
-    }
-
     #[test]
-    fn only_local_meshed_workloads_get_certificates() {
-        let mut source = LocalSource::text(TEXT.into(), Some("here".into()));
-        let update = source.poll(&Snapshot::default()).unwrap().unwrap();
-        assert_eq!(wanted(&update), [("u1", true), ("u2", false), ("u3", false)]);
-        assert_eq!(update.snapshot.workload_count(), 3);
-        assert!(source.poll(&update.snapshot).is_none(), "text doesn't change");
-        let mut everywhere = LocalSource::text(TEXT.into(), None);
-        let update = everywhere.poll(&Snapshot::default()).unwrap().unwrap();
-        assert_eq!(wanted(&update), [("u1", true), ("u2", false), ("u3", true)]);
+    fn text_is_read_once() {
+        let mut source = LocalSource::text(TEXT.into());
+        assert_eq!(source.poll().unwrap().unwrap().len(), 2);
+        assert!(source.poll().is_none(), "text doesn't change");
     }
 
     #[test]
     fn a_file_that_changes_is_followed_and_the_dump_reads_it_anew() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), TEXT).unwrap();
-        let mut source = LocalSource::file(file.path().into(), Some("here".into()));
-        let update = source.poll(&Snapshot::default()).unwrap().unwrap();
+        let mut source = LocalSource::file(file.path().into());
+        assert_eq!(source.poll().unwrap().unwrap().len(), 2);
         let show = source.static_config().unwrap();
-        assert_eq!(show()["workloads"].as_array().unwrap().len(), 3);
+        assert_eq!(show()["workloads"].as_array().unwrap().len(), 2);
         std::fs::write(file.path(), "workloads: []\n").unwrap();
-        let after = source.poll(&update.snapshot).unwrap().unwrap();
-        assert_eq!(wanted(&after), [("u1", false), ("u2", false), ("u3", false)]);
+        let gone = source.poll().unwrap().unwrap();
+        assert_eq!(gone, [Change::RemoveWorkload("u1".into()), Change::RemoveWorkload("u2".into())]);
         assert_eq!(show()["workloads"].as_array().unwrap().len(), 0);
         std::fs::write(file.path(), "workloads: [nonsense").unwrap();
-        let error = source.poll(&after.snapshot).unwrap().err().unwrap();
+        let error = source.poll().unwrap().err().unwrap();
         assert!(error.contains(file.path().to_str().unwrap()), "{error}");
         assert_eq!(show()["services"], serde_json::json!([]));
     }

@@ -1,11 +1,11 @@
-//! The process's own descriptors: how many it may have and has. Linux only, read from /proc.
+//! The process's own descriptors, how many it may have and has; and its threads' priority. Linux only, read from /proc.
 
 use std::cell::Cell;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
 
 /// Raises the soft limit of descriptors to the hard one. Returns (old soft, new soft); an unlimited value is
 /// `u64::MAX`.
@@ -13,6 +13,11 @@ pub fn raise_nofile() -> io::Result<(u64, u64)> {
     let limits = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, maximum: limits.maximum })?;
     Ok((limits.current.unwrap_or(u64::MAX), limits.maximum.unwrap_or(u64::MAX)))
+}
+
+/// Lets other threads go first. On Linux the priority is the calling thread's own.
+pub fn be_nice(niceness: i32) -> io::Result<()> {
+    Ok(setpriority_process(None, niceness)?)
 }
 
 /// The limit of descriptors in force; `None` where there is none.

@@ -152,7 +152,7 @@ impl Credential {
 }
 
 /// aws-lc-rs with the mesh's two suites, the stronger first, and the groups in our order.
-pub(in crate::tls) fn provider(exchange: Exchange) -> CryptoProvider {
+pub fn provider(exchange: Exchange) -> CryptoProvider {
     let groups: Vec<&'static dyn SupportedKxGroup> = match exchange {
         Exchange::Default => vec![
             aws_lc_rs::kx_group::X25519,

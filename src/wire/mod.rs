@@ -6,4 +6,5 @@ pub mod h2;
 pub mod hbone;
 pub mod log_text;
 pub mod pb;
+pub mod xds;
 pub mod zds;
