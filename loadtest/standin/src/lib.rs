@@ -212,7 +212,7 @@ impl Standin {
         self.shared.record.lock().accepted
     }
 
-    /// Discovery responses that went out whole.
+    /// Discovery responses that went out whole since the last `forget`.
     pub fn responses(&self) -> u64 {
         self.shared.record.lock().responses
     }
@@ -223,6 +223,7 @@ impl Standin {
         log.requests.clear();
         log.streams.clear();
         log.asked.clear();
+        log.responses = 0;
         log.most_certificates_at_once = log.certificates_at_once;
     }
 

@@ -111,6 +111,17 @@ impl Mesh {
         }
     }
 
+    /// In place of all that was; without a word to any stream.
+    pub fn reset(&self, prepared: Prepared) {
+        let streams = {
+            let mut state = self.lock();
+            (state.addresses, state.policies, state.index) = Default::default();
+            std::mem::take(&mut state.streams)
+        };
+        self.publish(prepared);
+        self.lock().streams = streams;
+    }
+
     pub fn put(&self, items: impl IntoIterator<Item = impl Into<Item>>) {
         self.apply(Change { put: items.into_iter().map(Into::into).collect(), remove: vec![] });
     }
