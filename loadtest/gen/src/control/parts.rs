@@ -138,13 +138,14 @@ pub fn repush(stage: &Stage, size: Size, rounds: u32) -> Result<Figures> {
     let (mut proxy, _) = stage.start(LOAD_DEADLINE)?;
     exchange(stage)?;
     std::thread::sleep(SETTLE);
-    let (mut quiet, mut pushed, mut more, mut took) = (vec![], vec![], vec![], vec![]);
+    let mut found: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    let mut put = |figure, value| found.entry(figure).or_default().push(value);
     for round in 1..=rounds {
-        let calm = echo(stage, size.repush, || Ok(()))?;
+        let (calm, calm_p999) = echo(stage, size.repush, || Ok(()))?;
         // Encoded before: the stand-in's work is not the proxy's.
         let again = Change { put: size.fleet.all_workloads(round).collect(), remove: vec![] }.prepare();
         let mut applied = Duration::ZERO;
-        let busy = echo(stage, size.repush, || {
+        let (busy, busy_p999) = echo(stage, size.repush, || {
             let begun = Instant::now();
             stage.standin.mesh().publish(again);
             stage.wait(&mut proxy, size.repush, "the re-push is on its way", || {
@@ -155,17 +156,14 @@ pub fn repush(stage: &Stage, size: Size, rounds: u32) -> Result<Figures> {
             Ok(())
         })?;
         check(stage, size.fleet, &BTreeMap::new(), round)?;
-        quiet.push(calm);
-        pushed.push(busy);
-        more.push(busy - calm);
-        took.push(applied.as_secs_f64());
+        put("quiet_gap_ms", calm);
+        put("quiet_p999_ms", calm_p999);
+        put("repush_gap_ms", busy);
+        put("repush_p999_ms", busy_p999);
+        put("gap_more_ms", busy - calm);
+        put("repush_s", applied.as_secs_f64());
     }
-    Ok(Figures::from([
-        ("quiet_gap_ms", median(quiet)),
-        ("repush_gap_ms", median(pushed)),
-        ("gap_more_ms", median(more)),
-        ("repush_s", median(took)),
-    ]))
+    Ok(found.into_iter().map(|(figure, values)| (figure, median(values))).collect())
 }
 
 pub fn median(mut values: Vec<f64>) -> f64 {
@@ -241,8 +239,8 @@ fn exchange(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// The longest that an answer took, in ms.
-fn echo(stage: &Stage, during: Duration, then: impl FnOnce() -> Result<()>) -> Result<f64> {
+/// The longest that an answer took, and that one in a thousand took longer than, in ms.
+fn echo(stage: &Stage, during: Duration, then: impl FnOnce() -> Result<()>) -> Result<(f64, f64)> {
     let seconds = during.as_secs_f64().to_string();
     let small = ["--request-bytes", "64", "--response-bytes", "64"];
     let mut arguments = vec!["rr", "--rate", "1000", "--seconds", &seconds];
@@ -254,7 +252,7 @@ fn echo(stage: &Stage, during: Duration, then: impl FnOnce() -> Result<()>) -> R
     let outcome: Outcome = serde_json::from_str(&load.line(LOAD_DEADLINE)?)?;
     ensure!(outcome.errors == 0 && outcome.unanswered == 0, "the echo failed: {outcome:?}");
     let latency = outcome.latency.context("no echo came back")?;
-    Ok(latency.max_us as f64 / 1e3)
+    Ok((latency.max_us as f64 / 1e3, latency.p999_us as f64 / 1e3))
 }
 
 /// A new service in front of the server, whose workload says so.
