@@ -18,11 +18,11 @@ use crate::config::{
     Aead, Auth, Config, ControlPlane, EventLoop as WantedLoop, LocalXds, ProxyMode, RootCertificate,
     WorkloadInfo,
 };
-use crate::control::ca::{Embedded, NoAuthority, Signer};
 use crate::control::control::{Control, Discovery, Facts, Mode, Wiring};
-use crate::control::grpc::{self, Target};
+use crate::control::grpc::{self, CertificateClient, Target};
 use crate::control::logs::Logs;
 use crate::control::publish::Source;
+use crate::control::signing::{Embedded, NoAuthority, Signer};
 use crate::control::source::LocalSource;
 use crate::control::xds::{self, NodeFacts};
 use crate::mesh::snapshot::Snapshot;
@@ -206,36 +206,19 @@ fn local_source(config: &Config) -> Option<Box<dyn Source>> {
     }
 }
 
-fn signer(config: &Config, profile: Profile) -> anyhow::Result<Box<dyn Signer>> {
-    if !config.sources.fake_ca {
-        return Ok(Box::new(NoAuthority));
+fn signer(config: &Config, profile: Profile) -> anyhow::Result<Arc<dyn Signer>> {
+    if config.sources.fake_ca {
+        let directory = &config.sources.ca_dir;
+        let authority = Authority::open(directory, &config.place.trust_domain)
+            .with_context(|| format!("cannot open the embedded authority in {}", directory.display()))?;
+        warn!("certificates are signed by the embedded authority in {} (FAKE_CA=true)", directory.display());
+        return Ok(Arc::new(Embedded::new(authority, profile)));
     }
-    let directory = &config.sources.ca_dir;
-    let authority = Authority::open(directory, &config.place.trust_domain)
-        .with_context(|| format!("cannot open the embedded authority in {}", directory.display()))?;
-    warn!("certificates are signed by the embedded authority in {} (FAKE_CA=true)", directory.display());
-    Ok(Box::new(Embedded { authority, profile }))
-}
-
-/// The control plane that tells the mesh; none where its address is empty.
-fn control_plane(config: &Config) -> anyhow::Result<Option<Discovery>> {
-    let Some(target) = target(config, grpc::Service::Discovery, &config.sources.xds)? else {
-        return Ok(None);
+    let Some(target) = target(config, grpc::Service::Certificates, &config.sources.ca)? else {
+        return Ok(Arc::new(NoAuthority));
     };
-    let place = &config.place;
-    let facts = NodeFacts {
-        instance_ip: place.instance_ip.clone(),
-        pod_name: place.pod_name.clone(),
-        pod_namespace: place.pod_namespace.clone(),
-        node_name: place.local_node.clone(),
-        proxy_metadata: config.proxy_metadata.clone(),
-        node_metadata: config.node_metadata.clone(),
-    };
-    Ok(Some(Discovery {
-        dial: Box::new(target),
-        on_demand: config.sources.xds_on_demand,
-        node: xds::node(&facts),
-    }))
+    let impersonates = config.mode == ProxyMode::Shared;
+    Ok(Arc::new(CertificateClient::new(target, impersonates, profile)))
 }
 
 /// How a service of the control plane is reached; none where its address is empty.
@@ -261,6 +244,27 @@ fn target(config: &Config, service: grpc::Service, plane: &ControlPlane) -> anyh
         protection: grpc::Protection { tls12: sources.tls12, exchange: exchange(config) },
     };
     Ok(Some(Target::new(options)?))
+}
+
+/// The control plane that tells the mesh; none where its address is empty.
+fn control_plane(config: &Config) -> anyhow::Result<Option<Discovery>> {
+    let Some(target) = target(config, grpc::Service::Discovery, &config.sources.xds)? else {
+        return Ok(None);
+    };
+    let place = &config.place;
+    let facts = NodeFacts {
+        instance_ip: place.instance_ip.clone(),
+        pod_name: place.pod_name.clone(),
+        pod_namespace: place.pod_namespace.clone(),
+        node_name: place.local_node.clone(),
+        proxy_metadata: config.proxy_metadata.clone(),
+        node_metadata: config.node_metadata.clone(),
+    };
+    Ok(Some(Discovery {
+        dial: Box::new(target),
+        on_demand: config.sources.xds_on_demand,
+        node: xds::node(&facts),
+    }))
 }
 
 /// Pods that no CNI agent names: the one of dedicated mode, or the proxy's own inbound listener of shared mode.

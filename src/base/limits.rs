@@ -92,11 +92,17 @@ pub const HEARTBEAT_MS: u64 = 5_000;
 /// After the grace of a drain, shards have this long to report that nothing is left.
 pub const DRAIN_REPORT_MS: u64 = 2_000;
 
-/// Identities signed before other work of the control thread gets its turn (a P-256 key and signature: 0.2 ms).
-pub const SIGNINGS_A_TURN: usize = 16;
+/// Certificates asked for at the same time (the reference's value).
+pub const SIGNINGS_AT_ONCE: usize = 8;
 /// First and last pause after a failed signing (the reference's values).
 pub const SIGNING_BACKOFF_FIRST_MS: u64 = 1_000;
 pub const SIGNING_BACKOFF_LAST_MS: u64 = 150_000;
+/// Least pause after an authority said that we may not have a certificate: asking again at once won't change it.
+pub const SIGNING_DENIED_MS: u64 = 15_000;
+/// A wall clock that goes back by less is being adjusted; by more, what is planned moves with it.
+pub const CLOCK_STEP_MS: u64 = 1_000;
+/// What is kept of a reason for the dump and the log: an authority's message may be of any length.
+pub const SIGNING_REASON_BYTES: usize = 1_024;
 /// Identities kept that no local workload has: those asked for by connections of workloads not known as local.
 pub const IDENTITIES_KEPT: usize = 16_384;
 
@@ -189,6 +195,9 @@ pub const LOGS_FINISH_MS: u64 = 1_000;
 // shard, on epoll
 /// Tasks that always find their sockets ready rest this often, for one timer tick (1 ms), so that timers fire.
 pub const REST_EVERY_MS: u64 = 20;
+/// What an application said first, sent along with its CONNECT: a small record, since the far side keeps it until the
+/// application there is reached.
+pub const AHEAD_BYTES: usize = 4 * 1024;
 // control::xds and the mesh thread
 /// A message of the control plane: gRPC could say up to 4 GiB; the reference's 200 MiB is a wall at 400,000 workloads.
 pub const XDS_MESSAGE_BYTES: u32 = i32::MAX.cast_unsigned();
@@ -257,3 +266,12 @@ pub const POLICY_PARTS: usize = 65_536;
 pub const POLICY_PROBLEMS: usize = 32;
 /// A value from the control plane shown in an error: as long as a DNS name may be.
 pub const SHOWN_VALUE_BYTES: usize = 253;
+/// One call to the certificate authority: those that wait for a person's or another service's approval take seconds.
+pub const CA_CALL_DEADLINE_MS: u64 = 30_000;
+/// An authority's answer: a bundle of a thousand roots is 1.5 MB.
+pub const CA_ANSWER_BYTES: usize = 4 * 1024 * 1024;
+/// Leaf and intermediates: more than this no peer would take in its handshake.
+pub const CHAIN_CERTIFICATES: usize = 10;
+pub const CHAIN_PEM_BYTES: usize = 64 * 1024;
+/// Roots of one bundle; each identity keeps a copy for the dump.
+pub const BUNDLE_ROOTS: usize = 1_024;

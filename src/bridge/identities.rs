@@ -20,8 +20,24 @@ pub enum Standing {
     Unavailable(Text),
 }
 
+/// A standing with what the dump tells beside it.
+#[derive(Clone)]
+pub struct Known {
+    pub standing: Standing,
+    /// Why the last attempt failed; `None` where it did not.
+    pub last_error: Option<Text>,
+    /// When it is signed next; `None` while it is being signed.
+    pub next_attempt: Option<SystemTime>,
+}
+
+impl From<Standing> for Known {
+    fn from(standing: Standing) -> Self {
+        Self { standing, last_error: None, next_attempt: None }
+    }
+}
+
 type Map =
-    imbl::GenericHashMap<Identity, Standing, foldhash::fast::RandomState, imbl::shared_ptr::DefaultSharedPtr>;
+    imbl::GenericHashMap<Identity, Known, foldhash::fast::RandomState, imbl::shared_ptr::DefaultSharedPtr>;
 
 /// One writer (control), many readers (shards).
 #[derive(Default)]
@@ -30,7 +46,7 @@ pub struct Identities(ArcSwap<Map>);
 impl Identities {
     /// The standing of an identity, `None` where nobody asked for it yet. Expired certificates are not available.
     pub fn lookup(&self, identity: &Identity, now: SystemTime) -> Option<Standing> {
-        let standing = self.0.load().get(identity)?.clone();
+        let standing = self.0.load().get(identity)?.standing.clone();
         if let Standing::Available(credential) = &standing
             && credential.not_after() <= now
         {
@@ -39,9 +55,9 @@ impl Identities {
         Some(standing)
     }
 
-    pub fn set(&self, identity: Identity, standing: Standing) {
+    pub fn set(&self, identity: Identity, known: impl Into<Known>) {
         let mut map = Map::clone(&self.0.load());
-        map.insert(identity, standing);
+        map.insert(identity, known.into());
         self.0.store(Arc::new(map));
     }
 
@@ -52,10 +68,9 @@ impl Identities {
     }
 
     /// Everything known, sorted by identity, for the dump.
-    pub fn all(&self) -> Vec<(Identity, Standing)> {
+    pub fn all(&self) -> Vec<(Identity, Known)> {
         let map = self.0.load();
-        let mut all: Vec<_> =
-            map.iter().map(|(identity, standing)| (identity.clone(), standing.clone())).collect();
+        let mut all: Vec<_> = map.iter().map(|(identity, known)| (identity.clone(), known.clone())).collect();
         all.sort_by(|left, right| left.0.cmp(&right.0));
         all
     }

@@ -91,8 +91,10 @@ fn failures_have_their_codes_and_talk_on_stderr() {
 fn what_this_version_cannot_serve_is_refused_before_anything_starts() {
     let local = ("LOCAL_XDS", "workloads: []");
     for (environment, parts) in [
-        (&[][..], &["no source of certificates"][..]),
-        (&[("XDS_ADDRESS", "")], &["no source of certificates"]),
+        (&[][..], &[][..]),
+        (&[("XDS_ADDRESS", "")], &[]),
+        (&[local, ("CA_ADDRESS", "http://istiod:15010")], &["CA_ADDRESS=http://istiod:15010"]),
+        (&[("XDS_ADDRESS", "http://istiod:15010")], &["XDS_ADDRESS=http://istiod:15010"]),
         (&[local, ("CA_ADDRESS", "")], &[]),
         (&[("XDS_ADDRESS", "istiod:15012"), SERVABLE[1]], &[]),
         (&[SERVABLE[0], SERVABLE[1], ("ENABLE_PROXY", "false")], &["ENABLE_PROXY=false"]),

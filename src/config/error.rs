@@ -56,11 +56,10 @@ pub enum ConfigError {
     )]
     NoRevocation(String),
     #[error(
-        "no source of certificates: this version signs them itself with FAKE_CA=true; there is no client of a \
-             certificate authority yet (the address is {0}). Set FAKE_CA=true, or CA_ADDRESS= (empty) to run \
-             without certificates"
+        "invalid configuration: {name}={address}: the control plane is spoken to by TLS only; write https:// and its \
+             TLS port (15012)"
     )]
-    NoCertificates(String),
+    Plaintext { name: &'static str, address: String },
     #[error(
         "nothing to run: ENABLE_PROXY=false leaves only the DNS proxy, which isn't part of this version; leave \
              ENABLE_PROXY out"

@@ -298,14 +298,11 @@ fn not_yet(config: &Config, reader: &Reader<'_>) -> Vec<String> {
             lines.push(format!("{what}, but that isn't part of this version: it has no effect"));
         }
     };
-    let needs_ca = set("CA_ADDRESS") && !config.sources.fake_ca;
-    tell(needs_ca, "CA_ADDRESS asks for certificates from a control plane (FAKE_CA=true signs them here)");
     let asks_dns = config.dns_proxy && config.proxy_metadata.contains_key("DNS_CAPTURE");
     tell(asks_dns, "ISTIO_META_DNS_CAPTURE=true asks for the DNS proxy");
-    for name in ["AUTHZ_POLICY_INFO_LOGGING", "TLS12_ENABLED"] {
-        tell(reader.raw(name).is_some_and(|value| value == "true"), &format!("{name}=true is set"));
-    }
-    for name in ["AUTH_TOKEN", "CA_ROOT_CA", "ALT_CA_HOSTNAME", "PREFERED_SERVICE_NAMESPACE"] {
+    let decisions = config.logs.policy_decisions;
+    tell(decisions, "AUTHZ_POLICY_INFO_LOGGING=true is set");
+    for name in ["PREFERED_SERVICE_NAMESPACE"] {
         tell(set(name), &format!("{name} is set"));
     }
     tell(config.socks5, "UNSTABLE_ENABLE_SOCKS5=true asks for a SOCKS5 listener");

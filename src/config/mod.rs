@@ -308,9 +308,13 @@ impl Config {
     /// Why a valid configuration can't be run by this version: it would come up, look well and serve nobody.
     pub fn refusals(&self) -> Vec<ConfigError> {
         let sources = &self.sources;
-        let ca = sources.ca.address.clone().filter(|_| !sources.fake_ca);
+        let plain = [("XDS_ADDRESS", &sources.xds.address), ("CA_ADDRESS", &sources.ca.address)];
+        let plain = plain.into_iter().filter_map(|(name, address)| {
+            let address = address.clone().filter(|address| !is_tls(address))?;
+            Some(ConfigError::Plaintext { name, address })
+        });
         let alone = (!self.proxy).then_some(ConfigError::NoDnsProxyAlone);
-        ca.map(ConfigError::NoCertificates).into_iter().chain(alone).collect()
+        plain.chain(alone).collect()
     }
 
     /// The `config` object of `/config_dump` (ztunnel-behaviour 17.7), keys sorted.
@@ -326,6 +330,10 @@ impl Config {
 
 /// A pod's pool of tunnels splits by its shards, so not more than a few.
 const DEFAULT_POD_SHARDS: usize = 4;
+
+fn is_tls(address: &str) -> bool {
+    address.split_once("://").is_some_and(|(scheme, _)| scheme.eq_ignore_ascii_case("https"))
+}
 
 fn wildcard(ipv6: bool) -> IpAddr {
     if ipv6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }

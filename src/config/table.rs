@@ -188,8 +188,8 @@ pub const VARIABLES: &[Variable] = &[
         "CA_ADDRESS",
         Kind::Uri,
         Rule("https://istiod.istio-system.svc:15012 in Kubernetes, https://localhost:15012 elsewhere"),
-        "Where certificates come from. Empty: from nowhere. Not in this version: the start is refused \
-         without FAKE_CA=true.",
+        "Where certificates come from, by TLS only. Empty: from nowhere, every connection that needs one is refused. \
+         Unread with FAKE_CA=true.",
     ),
     row(
         "KUBERNETES_SERVICE_HOST",
@@ -208,15 +208,15 @@ pub const VARIABLES: &[Variable] = &[
         "CA_ROOT_CA",
         Kind::RootCertificate,
         Is("./var/run/secrets/istio/root-cert.pem"),
-        "The same for the certificate authority. Not in this version.",
+        "The same for the certificate authority. Read again at each connect.",
     ),
     row("ALT_XDS_HOSTNAME", Kind::Text, NONE, "One more name that the XDS server's certificate may carry."),
-    row("ALT_CA_HOSTNAME", Kind::Text, NONE, "The same for the certificate authority. Not in this version."),
+    row("ALT_CA_HOSTNAME", Kind::Text, NONE, "The same for the certificate authority."),
     row(
         "AUTH_TOKEN",
         Kind::Token,
         Rule("./var/run/secrets/tokens/istio-token where that file exists, else no authentication"),
-        "Bearer token for both. Not in this version.",
+        "Bearer token for both. A file is read again for each request.",
     ),
     row(
         "XDS_HEADER_*",
@@ -224,12 +224,7 @@ pub const VARIABLES: &[Variable] = &[
         NONE,
         "A header for the XDS stream: XDS_HEADER_X_TEAM=a sends x_team: a.",
     ),
-    row(
-        "CA_HEADER_*",
-        Kind::Header,
-        NONE,
-        "A header for requests to the certificate authority. Not in this version.",
-    ),
+    row("CA_HEADER_*", Kind::Header, NONE, "A header for requests to the certificate authority."),
     row(
         "XDS_ON_DEMAND",
         Kind::Flag,
@@ -267,7 +262,7 @@ pub const VARIABLES: &[Variable] = &[
         "TLS12_ENABLED",
         Kind::Word("true"),
         Is("false"),
-        "Allow TLS 1.2 as well, towards the control plane only. Not in this version.",
+        "Allow TLS 1.2 as well, towards the control plane only.",
     ),
     row(
         "CLUSTER_ID",

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{error, info, warn};
 
 use crate::base::limits::{
-    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, POD_RETRY_MS, REPORTS_QUEUED, SIGNINGS_A_TURN,
+    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, POD_RETRY_MS, REPORTS_QUEUED,
 };
 use crate::base::text::Text;
 use crate::bridge::absent::{Absent, AbsentNames};
@@ -27,7 +27,7 @@ use crate::bridge::published::Published;
 use crate::bridge::report::Report;
 use crate::bridge::settings::Settings;
 use crate::control::admin::{AdminServer, LogLevels};
-use crate::control::ca::{Ca, Signer};
+use crate::control::ca::Ca;
 use crate::control::cni::{Board, Cni, Letter};
 use crate::control::heartbeat::Heartbeat;
 use crate::control::http::{BindError, Server, Serving};
@@ -36,6 +36,7 @@ use crate::control::metrics::MetricsServer;
 use crate::control::publish::{Orders, Source};
 use crate::control::ready::{DRAIN, PODS, PROXY, Readiness, ReadinessServer, STATE};
 use crate::control::recorder::Registry;
+use crate::control::signing::{Desk, Signer};
 use crate::control::wake::{Bell, Signals};
 use crate::control::xds::{Client, Dial};
 use crate::wire::pb::discovery::Node;
@@ -54,7 +55,7 @@ pub struct Wiring {
     /// Whose workloads are local; all, where it isn't set.
     pub local_node: Option<Text>,
     pub absent: Arc<Absent>,
-    pub signer: Box<dyn Signer>,
+    pub signer: Arc<dyn Signer>,
     pub certificate_ttl: Duration,
     pub mode: Mode,
     /// Pods that are this process's own: the workload of dedicated mode, or the proxy's own inbound listener.
@@ -169,7 +170,10 @@ impl Control {
             .build()
             .map_err(|error| ControlError::Kernel { what: "make its event loop", error })?;
         let registry = self.registry.clone();
-        metrics::with_local_recorder(&registry, || runtime.block_on(self.work(threads)))
+        let outcome = metrics::with_local_recorder(&registry, || runtime.block_on(self.work(threads)));
+        // A name that a resolver is still looking for holds nobody up.
+        runtime.shutdown_background();
+        outcome
     }
 
     async fn work(self, threads: Vec<JoinHandle<()>>) -> Result<Outcome, ControlError> {
@@ -272,7 +276,7 @@ struct Loop {
     mesh: MeshThread,
     /// Look-ups that the mesh thread didn't take yet.
     lookups: VecDeque<Text>,
-    ca: Ca,
+    desk: Desk,
     prefetch: bool,
     own: HashMap<Text, Own>,
     readiness: Arc<Readiness>,
@@ -316,7 +320,7 @@ impl Loop {
         });
         Self {
             own: own.collect(),
-            ca: Ca::new(signer, wiring.certificate_ttl, identities, fastrand::Rng::new()),
+            desk: Desk::new(Ca::new(identities, fastrand::Rng::new()), signer, wiring.certificate_ttl),
             heartbeat: Heartbeat::new(shards),
             orders,
             threads,
@@ -360,9 +364,10 @@ impl Loop {
                     self.take_reports()?;
                 }
                 update = self.mesh.updates.recv() => self.update(update)?,
+                changed = self.desk.finished() => self.standings_changed(changed),
                 _ = tick.tick() => self.tick()?,
             }
-            self.sign().await;
+            self.desk.start(SystemTime::now());
         }
         self.drain(quits, signals, bell).await
     }
@@ -402,7 +407,7 @@ impl Loop {
         let Update { snapshot, local, answers, answered } = update.ok_or(ControlError::MeshThread)?;
         let now = SystemTime::now();
         for (uid, identity) in local {
-            self.ca.local(uid, identity, self.prefetch, now);
+            self.desk.keeper.local(uid, identity, self.prefetch, now);
         }
         let known_now = snapshot.as_ref().is_some_and(|next| next.synced && !self.published.peek().synced);
         let look = answered || snapshot.is_some();
@@ -504,7 +509,7 @@ impl Loop {
                 }
                 Report::Stopped { uid, .. } if self.own.contains_key(&uid) => {}
                 Report::Stopped { uid, shard } => self.letters.push_back(Letter::Stopped { uid, shard }),
-                Report::Want(identity) => self.ca.want(identity, SystemTime::now()),
+                Report::Want(identity) => self.desk.keeper.want(identity, SystemTime::now()),
                 Report::Lookup(name) => self.lookups.push_back(name),
                 Report::Drained { shard } => {
                     self.drained.insert(shard);
@@ -532,17 +537,9 @@ impl Loop {
         self.lookups.truncate(REPORTS_QUEUED);
     }
 
-    /// Signs what is due, other tasks having their turn in between.
-    async fn sign(&mut self) {
-        loop {
-            let signed = self.ca.turn(SystemTime::now());
-            if signed > 0 {
-                self.orders.post_all(|| Order::Look);
-            }
-            if signed < SIGNINGS_A_TURN {
-                return;
-            }
-            tokio::task::yield_now().await;
+    fn standings_changed(&mut self, changed: bool) {
+        if changed {
+            self.orders.post_all(|| Order::Look);
         }
     }
 
@@ -573,6 +570,7 @@ impl Loop {
                 }
                 Ok(()) = bell.rung() => self.take_reports()?,
                 update = self.mesh.updates.recv() => self.update(update)?,
+                changed = self.desk.finished() => self.standings_changed(changed),
                 _ = tick.tick() => {
                     self.orders.flush();
                     self.take_reports()?;
@@ -586,7 +584,7 @@ impl Loop {
                     break;
                 }
             }
-            self.sign().await;
+            self.desk.start(SystemTime::now());
         }
         let _ = quits.close.send(true);
         for serving in quits.serving {

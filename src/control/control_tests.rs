@@ -3,8 +3,9 @@
 use super::*;
 use crate::bridge::order::PodInfo;
 use crate::bridge::report::ShardStats;
-use crate::control::ca::NoAuthority;
+
 use crate::control::http::test::get;
+use crate::control::signing::NoAuthority;
 use crate::control::source::LocalSource;
 use crate::control::test_support::{Shards as Fakes, settings};
 use crate::control::xds::testing::{Plain, Plane, pod as told_pod, policy, uid};
@@ -63,7 +64,7 @@ fn start_with(
         control_plane,
         local_node: None,
         absent: Arc::default(),
-        signer: Box::new(NoAuthority),
+        signer: Arc::new(NoAuthority),
         certificate_ttl: Duration::from_secs(86_400),
         mode,
         own,

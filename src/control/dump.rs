@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
-use crate::bridge::identities::Standing;
+use crate::bridge::identities::{Known, Standing};
 use crate::bridge::report::{LiveConnection, LiveProtocol};
 use crate::control::session::PodView;
 use crate::mesh::identity::Identity;
@@ -17,7 +17,7 @@ use crate::wire::dump;
 /// What goes into a dump.
 pub struct Dump<'a> {
     pub snapshot: &'a Snapshot,
-    pub identities: &'a [(Identity, Standing)],
+    pub identities: &'a [(Identity, Known)],
     /// In shared mode.
     pub pods: Option<Vec<PodView>>,
     pub live: &'a [LiveConnection],
@@ -85,18 +85,32 @@ fn connection(live: &LiveConnection) -> Value {
     })
 }
 
-fn certificate((identity, standing): &(Identity, Standing)) -> Value {
-    let (state, chain, roots) = match standing {
+/// The reference's four keys; ours beside them where there is something to say.
+fn certificate((identity, known): &(Identity, Known)) -> Value {
+    let (state, chain, roots) = match &known.standing {
         Standing::Initializing => ("Initializing".to_owned(), &[][..], &[][..]),
         Standing::Available(credential) => ("Available".to_owned(), credential.chain(), credential.roots()),
         Standing::Unavailable(error) => (format!("Unavailable: {error}"), &[][..], &[][..]),
     };
-    json!({
+    let mut shown = json!({
         "identity": identity.to_string(),
         "state": state,
         "certChain": chain.iter().map(one_certificate).collect::<Value>(),
         "rootCerts": roots.iter().map(one_certificate).collect::<Value>(),
-    })
+    });
+    let valid_until = match &known.standing {
+        Standing::Available(credential) => Some(moment(credential.not_after()).into()),
+        Standing::Initializing | Standing::Unavailable(_) => None,
+    };
+    let ours = [
+        ("validUntil", valid_until),
+        ("lastError", known.last_error.as_deref().map(Value::from)),
+        ("nextAttempt", known.next_attempt.map(|at| moment(at).into())),
+    ];
+    if let Value::Object(shown) = &mut shown {
+        shown.extend(ours.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))));
+    }
+    shown
 }
 
 fn one_certificate(info: &CertificateInfo) -> Value {

@@ -22,7 +22,9 @@ fn certificates_are_shown_as_the_reference_shows_them() {
     let identity: Identity = "spiffe://cluster.local/ns/default/sa/client".parse().unwrap();
     let ttl = Duration::from_secs(86_400);
     let credential = Arc::new(authority.credential(&identity, ttl, Profile::default()).unwrap());
-    let shown = certificate(&(identity.clone(), Standing::Available(credential.clone())));
+    let shown = certificate(&(identity.clone(), Standing::Available(credential.clone()).into()));
+    assert_eq!(shown["validUntil"], shown["certChain"][0]["expirationTime"]);
+    assert!(shown.get("lastError").is_none() && shown.get("nextAttempt").is_none());
     assert_eq!(shown["identity"], "spiffe://cluster.local/ns/default/sa/client");
     assert_eq!(shown["state"], "Available");
     let leaf = &shown["certChain"][0];
@@ -34,9 +36,20 @@ fn certificates_are_shown_as_the_reference_shows_them() {
     let ends = leaf["expirationTime"].as_str().unwrap();
     assert!(ends.len() == 20 && ends.ends_with('Z') && ends.as_bytes()[10] == b'T', "{ends}");
     assert!(leaf["pem"].as_str().unwrap().starts_with("LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0tC"));
-    let unavailable = certificate(&(identity, Standing::Unavailable("no".into())));
+    let unavailable = certificate(&(identity.clone(), Standing::Unavailable("no".into()).into()));
     assert_eq!(unavailable["state"], "Unavailable: no");
     assert_eq!(unavailable["certChain"], json!([]));
+    let known = Known {
+        standing: Standing::Available(credential),
+        last_error: Some("the authority is away".into()),
+        next_attempt: Some(SystemTime::UNIX_EPOCH + Duration::from_millis(1_500)),
+    };
+    let failing = certificate(&(identity, known));
+    assert_eq!(
+        (&failing["state"], &failing["lastError"]),
+        (&json!("Available"), &json!("the authority is away"))
+    );
+    assert_eq!(failing["nextAttempt"], "1970-01-01T00:00:01Z");
 }
 
 #[test]

@@ -309,7 +309,11 @@ impl Mesh {
         if !step.absent.is_empty() {
             self.absent.insert(step.absent, now);
         }
-        self.pending.extend(step.changes);
+        if self.pending.is_empty() {
+            self.pending = step.changes;
+        } else {
+            self.pending.extend(step.changes);
+        }
         self.want_publish(now);
         self.explain();
     }
@@ -327,7 +331,7 @@ impl Mesh {
             Lookup::Ask(request) => {
                 // Without a stream it is asked with the first request of the next one.
                 if let Some(stream) = &asking.stream
-                    && let Err(mpsc::error::TrySendError::Full(_)) = stream.requests.try_send(request)
+                    && let Err(mpsc::error::TrySendError::Full(_)) = stream.requests.try_send(*request)
                 {
                     asking.fault(Fault::NotReading(XDS_REQUESTS_QUEUED));
                 }

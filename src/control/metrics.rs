@@ -87,8 +87,8 @@ impl MetricsServer {
         page.sample("", &[], count_of(stats.len()));
         let help = "When a certificate in use ends, in seconds since 1970.";
         page.family("ringway_certificate_expiry_timestamp_seconds", help, Kind::Gauge, Some("seconds"));
-        for (identity, standing) in self.identities.all() {
-            if let Standing::Available(credential) = standing {
+        for (identity, known) in self.identities.all() {
+            if let Standing::Available(credential) = known.standing {
                 let ends = credential.not_after().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
                 page.sample("", &[("identity", &identity.to_string())], ends.as_secs_f64());
             }
@@ -183,6 +183,7 @@ const FACADE_LAST: &[Known] = &[
         Kind::Counter,
         None,
     ),
+    known("ringway_certificate_requests", "Certificates asked for, by what came of it.", Kind::Counter, None),
 ];
 
 /// The text being written. A family's head appears with its first sample.

@@ -22,6 +22,7 @@ pub mod ready;
 pub mod recorder;
 pub mod session;
 pub mod shards;
+pub mod signing;
 pub mod source;
 #[cfg(test)]
 mod test_support;

@@ -1,6 +1,7 @@
 //! A whole small mesh: namespaces, CNI agents, the mesh file, a shared certificate authority and one proxy a
 //! node.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -25,12 +26,25 @@ pub struct ClusterPlan {
     pub environment: Vec<(String, String)>,
 }
 
+/// A control plane that serves the cluster's nodes.
+pub struct ControlPlane {
+    pub address: SocketAddr,
+    /// The name in its certificate.
+    pub name: &'static str,
+    pub root: PathBuf,
+    /// The token of node N's proxy, the pod ztunnel-N of istio-system, is in the file `{tokens}N`.
+    pub tokens: String,
+}
+
 /// Dropping it ends the proxies, then the agents, then the namespaces.
 pub struct Cluster {
     proxies: Vec<(u8, NodeProxy)>,
     agents: Vec<(u8, Agent)>,
     pub topology: Topology,
     pub mesh: MeshFile,
+    /// Set before `start`, the proxies get mesh and certificates from there; else from the mesh file and an authority
+    /// of their own.
+    pub control_plane: Option<ControlPlane>,
     plan: ClusterPlan,
     started: u32,
     directory: Directory,
@@ -47,7 +61,8 @@ impl Cluster {
             agents.push((node.number, Agent::listen(&path)?));
         }
         let mesh = MeshFile::new(&directory.0.join("mesh.yaml"));
-        Ok(Self { proxies: Vec::new(), agents, topology, mesh, plan, started: 0, directory })
+        let control_plane = None;
+        Ok(Self { proxies: Vec::new(), agents, topology, mesh, control_plane, plan, started: 0, directory })
     }
 
     /// A pod of the mesh: in the mesh file, captured, and in its agent's snapshots. Before `start`.
@@ -105,6 +120,15 @@ impl Cluster {
         NodeProxy::start(NodePlan { binary: &self.plan.binary, through, space, environment, log })
     }
 
+    /// Kills the node's proxy, if one runs, and starts another one in its place, which may not be ready for long.
+    pub fn start_in_place(&mut self, node: u8) -> Result<()> {
+        self.proxies.retain(|(number, _)| *number != node);
+        let space = self.topology.node(node)?.space.clone();
+        let proxy = self.start_proxy(node, &space, &[], &[])?;
+        self.proxies.push((node, proxy));
+        Ok(())
+    }
+
     /// Makes a proxy that the caller started the one of its node; gives the one before it.
     pub fn take_over(&mut self, node: u8, successor: NodeProxy) -> Option<NodeProxy> {
         let before = self.proxies.iter().position(|(number, _)| *number == node);
@@ -155,11 +179,6 @@ impl Cluster {
     fn environment(&self, node: u8, extra: &[(&str, &str)]) -> Result<Vec<(String, String)>> {
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let mut all: Vec<(String, String)> = vec![
-            ("LOCAL_XDS_PATH".to_owned(), text(self.mesh.path())),
-            ("FAKE_CA".to_owned(), "true".to_owned()),
-            ("RINGWAY_CA_DIR".to_owned(), text(&self.authority())),
-            ("XDS_ADDRESS".to_owned(), String::new()),
-            ("CA_ADDRESS".to_owned(), String::new()),
             ("NODE_NAME".to_owned(), format!("node{node}")),
             ("CLUSTER_ID".to_owned(), "Kubernetes".to_owned()),
             ("INPOD_UDS".to_owned(), text(self.agent(node)?.path())),
@@ -167,6 +186,29 @@ impl Cluster {
             // Names aren't captured in these clusters.
             ("ISTIO_META_DNS_CAPTURE".to_owned(), "false".to_owned()),
         ];
+        let sources = match &self.control_plane {
+            None => vec![
+                ("LOCAL_XDS_PATH", text(self.mesh.path())),
+                ("FAKE_CA", "true".to_owned()),
+                ("RINGWAY_CA_DIR", text(&self.authority())),
+                ("XDS_ADDRESS", String::new()),
+                ("CA_ADDRESS", String::new()),
+            ],
+            Some(plane) => vec![
+                ("XDS_ADDRESS", plane.address.to_string()),
+                ("CA_ADDRESS", plane.address.to_string()),
+                ("XDS_ROOT_CA", text(&plane.root)),
+                ("CA_ROOT_CA", text(&plane.root)),
+                ("ALT_XDS_HOSTNAME", plane.name.to_owned()),
+                ("ALT_CA_HOSTNAME", plane.name.to_owned()),
+                ("AUTH_TOKEN", format!("{}{node}", plane.tokens)),
+                ("POD_NAME", format!("ztunnel-{node}")),
+                ("POD_NAMESPACE", "istio-system".to_owned()),
+                ("SERVICE_ACCOUNT", "ztunnel".to_owned()),
+                ("INSTANCE_IP", self.topology.node(node)?.v4.to_string()),
+            ],
+        };
+        all.extend(sources.into_iter().map(|(name, value)| (name.to_owned(), value)));
         all.extend(self.plan.environment.iter().cloned());
         all.extend(extra.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
         Ok(all)

@@ -1,7 +1,7 @@
 //! A pod's application calls somebody: port 15001. Captured address -> plan -> tunnel or plain dial -> relay.
 
 use std::cell::Cell;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -146,10 +146,13 @@ async fn tunnel(
     closer: Closer,
 ) -> Result<Carried, Failure> {
     let held = Held::new(app);
-    let (reservation, unrelayed) = reach(world, source, local, plan).await?;
+    let Reached { reservation, unrelayed, ahead } = reach(world, source, local, plan, &held).await?;
+    let app = held.reached();
+    take_ahead(world, &app, ahead).map_err(|error| Failure::io(&error))?;
+    record.meter().add(Way::ToServer, ahead);
     closer.wake(unrelayed.stream.signal.clone());
     let relay = StreamRelay {
-        app: Rc::new(held.reached()),
+        app: Rc::new(app),
         tunnel: reservation.tunnel.clone(),
         stream: unrelayed.relayed(),
         meter: record.meter().clone(),
@@ -162,12 +165,20 @@ async fn tunnel(
 }
 
 /// A stream whose CONNECT was answered with 200.
+struct Reached {
+    reservation: Reservation,
+    unrelayed: Unrelayed,
+    /// Bytes of the application that went ahead and still stand in its socket.
+    ahead: usize,
+}
+
 async fn reach(
     world: &Rc<PodWorld>,
     source: Source,
     local: &Arc<Workload>,
     plan: &Plan,
-) -> Result<(Reservation, Unrelayed), Failure> {
+    app: &Held,
+) -> Result<Reached, Failure> {
     let key = Key {
         source: source.ip(),
         identity: local.identity(),
@@ -185,32 +196,13 @@ async fn reach(
         x_forwarded_network: None,
     };
     let first = acquire(world, &key).await?;
-    let asked = within(limits::CONNECT_ANSWER_DEADLINE_MS, ask_again(world, &key, &head, first)).await;
+    let call = Call { world, key: &key, head: &head, app };
+    let asked = within(limits::CONNECT_ANSWER_DEADLINE_MS, call.ask_again(first)).await;
     asked.ok_or(Failure::ConnectDeadline)?
 }
 
 async fn acquire(world: &Rc<PodWorld>, key: &Key) -> Result<Reservation, Failure> {
     world.pool.acquire(key, || dial_tunnel(world.clone(), key.clone())).await
-}
-
-/// Asks on one tunnel after another, a bounded number of times: nothing of the application's has been taken yet, so
-/// a request that no tunnel answered may be made again.
-async fn ask_again(
-    world: &Rc<PodWorld>,
-    key: &Key,
-    head: &ConnectHead<'_>,
-    mut reservation: Reservation,
-) -> Result<(Reservation, Unrelayed), Failure> {
-    let mut tries = 1;
-    loop {
-        match ask(&reservation.tunnel, head).await {
-            Ok(stream) => return Ok((reservation, stream)),
-            Err(Unasked::Unheard(_)) if tries < limits::TUNNEL_TRIES => tries += 1,
-            Err(Unasked::Unheard(failure) | Unasked::Answered(failure)) => return Err(failure),
-        }
-        drop(reservation);
-        reservation = acquire(world, key).await?;
-    }
 }
 
 /// Why a request came to nothing.
@@ -220,17 +212,72 @@ enum Unasked {
     Answered(Failure),
 }
 
-async fn ask(tunnel: &Rc<Tunnel>, head: &ConnectHead<'_>) -> Result<Unrelayed, Unasked> {
-    let stream = tunnel.open(head).map_err(|error| Unasked::Unheard(Failure::Http2(error.to_string())))?;
-    let asked = Unrelayed::new(tunnel.clone(), stream);
-    match answer_of(&asked.stream).await {
-        Ok(Answer { status: 200, .. }) => Ok(asked),
-        Ok(Answer { status, .. }) => Err(Unasked::Answered(Failure::Status(Status(status)))),
-        Err(cut) => {
-            let failure = Failure::Http2(format!("no answer: {cut}"));
-            Err(if cut.may_try_again() { Unasked::Unheard(failure) } else { Unasked::Answered(failure) })
+/// One connection's request, asked of one tunnel or another.
+struct Call<'a> {
+    world: &'a Rc<PodWorld>,
+    key: &'a Key,
+    head: &'a ConnectHead<'a>,
+    app: &'a Held,
+}
+
+impl Call<'_> {
+    /// Asks on one tunnel after another, a bounded number of times: nothing has been taken from the application yet,
+    /// so a request that no tunnel answered may be made again.
+    async fn ask_again(&self, mut reservation: Reservation) -> Result<Reached, Failure> {
+        let mut tries = 1;
+        loop {
+            match self.ask(&reservation.tunnel).await {
+                Ok((unrelayed, ahead)) => return Ok(Reached { reservation, unrelayed, ahead }),
+                Err(Unasked::Unheard(_)) if tries < limits::TUNNEL_TRIES => tries += 1,
+                Err(Unasked::Unheard(failure) | Unasked::Answered(failure)) => return Err(failure),
+            }
+            drop(reservation);
+            reservation = acquire(self.world, self.key).await?;
         }
     }
+
+    async fn ask(&self, tunnel: &Rc<Tunnel>) -> Result<(Unrelayed, usize), Unasked> {
+        let stream =
+            tunnel.open(self.head).map_err(|error| Unasked::Unheard(Failure::Http2(error.to_string())))?;
+        let asked = Unrelayed::new(tunnel.clone(), stream);
+        let ahead = self.send_ahead(tunnel, &asked.stream);
+        match answer_of(&asked.stream).await {
+            Ok(Answer { status: 200, .. }) => Ok((asked, ahead)),
+            Ok(Answer { status, .. }) => Err(Unasked::Answered(Failure::Status(Status(status)))),
+            Err(cut) => {
+                let failure = Failure::Http2(format!("no answer: {cut}"));
+                Err(if cut.may_try_again() { Unasked::Unheard(failure) } else { Unasked::Answered(failure) })
+            }
+        }
+    }
+
+    /// Sends what the application has said already in one record with the request, so that a caller that speaks
+    /// first waits a round trip less (decisions/first-bytes-with-the-request.md). The bytes stay in the socket.
+    fn send_ahead(&self, tunnel: &Rc<Tunnel>, stream: &Rc<Stream>) -> usize {
+        let Some(app) = self.app.socket() else { return 0 };
+        let mut scratch = self.world.shard.buffers.bulk.borrow_mut();
+        let room = tunnel.capacity(stream).min(limits::AHEAD_BYTES);
+        let first = scratch.get_mut(..room).unwrap_or_default();
+        // The end and an error show again when the relay reads.
+        let said = if first.is_empty() { 0 } else { app.peek(first).unwrap_or(0) };
+        if said > 0 {
+            tunnel.send_small(stream, first.get(..said).unwrap_or_default());
+        }
+        said
+    }
+}
+
+/// Takes from the application what was sent ahead of the answer.
+fn take_ahead(world: &PodWorld, app: &Socket, ahead: usize) -> io::Result<()> {
+    let mut scratch = world.shard.buffers.bulk.borrow_mut();
+    let mut left = ahead;
+    while left > 0 {
+        match app.receive(scratch.get_mut(..left).unwrap_or_default())? {
+            0 => return Err(ErrorKind::UnexpectedEof.into()),
+            taken => left -= taken,
+        }
+    }
+    Ok(())
 }
 
 async fn answer_of(stream: &Stream) -> Result<Answer, Cut> {

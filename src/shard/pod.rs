@@ -193,9 +193,9 @@ impl PodWorld {
         let socket = Socket::new(dialled.fd)?;
         let connect = async {
             loop {
-                socket.writable().await?;
+                // Within a pod the kernel has shaken hands before the call returned, so the first look comes first.
                 match connect_result(socket.fd()) {
-                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => socket.writable().await?,
                     outcome => return outcome,
                 }
             }

@@ -77,8 +77,12 @@ impl StreamRelay {
     async fn carry(&self) -> Ending {
         let mut readable = pin!(None);
         let mut writable = pin!(None);
-        let mut pumped = Pumped::WaitApp;
         let mut slots = 1;
+        // A caller has mostly spoken while the far side was reached; a server that was just dialled has not.
+        let mut pumped = match self.way {
+            Way::ToServer => self.pump(&mut slots),
+            Way::ToClient => Pumped::WaitApp,
+        };
         let mut half_close = HalfClose::default();
         loop {
             if let Some(ending) = self.over(pumped, &mut half_close) {

@@ -24,6 +24,11 @@ impl Held {
         Self(Some(socket))
     }
 
+    /// The application, to look at what it has said.
+    pub fn socket(&self) -> Option<&Socket> {
+        self.0.as_ref()
+    }
+
     /// The far side is there. (Only this takes the socket out, so it is always in.)
     #[expect(clippy::expect_used, reason = "consumes self, and nothing else empties it")]
     pub fn reached(mut self) -> Socket {
@@ -56,6 +61,11 @@ impl Socket {
 
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         sys::io::recv(self.fd(), buffer)
+    }
+
+    /// Reads without taking: the same bytes come again.
+    pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        sys::io::peek(self.fd(), buffer)
     }
 
     pub fn receive_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {

@@ -55,8 +55,8 @@ pub struct Parts {
 
 impl Tunnel {
     pub fn new(parts: Parts, buffers: Rc<Buffers>, stats: Rc<Stats>) -> Rc<Self> {
-        let Established { seal, open, peer, early } = parts.established;
-        let state = State::new(seal, open, parts.http2, parts.tail, early);
+        let Established { seal, open, peer } = parts.established;
+        let state = State::new(seal, open, parts.http2, parts.tail);
         Rc::new(Self {
             peer,
             local: parts.local,

@@ -45,8 +45,6 @@ pub(super) struct State {
     pub streams: HashMap<StreamId, Rc<Stream>, foldhash::fast::RandomState>,
     /// Ciphertext of a record that isn't whole yet.
     partial: Vec<u8>,
-    /// Plaintext that came with the end of the handshake.
-    early: Vec<u8>,
     /// Sealed bytes that the socket didn't take, from `sent` on.
     pub backlog: Vec<u8>,
     pub sent: usize,
@@ -69,7 +67,7 @@ pub(super) enum Read {
 }
 
 impl State {
-    pub fn new(seal: Sealer, open: Opener, http2: Connection, partial: Vec<u8>, early: Vec<u8>) -> Self {
+    pub fn new(seal: Sealer, open: Opener, http2: Connection, partial: Vec<u8>) -> Self {
         let now = Instant::now();
         Self {
             seal,
@@ -77,7 +75,6 @@ impl State {
             http2,
             streams: HashMap::default(),
             partial,
-            early,
             backlog: Vec::new(),
             sent: 0,
             blocked: Vec::new(),
@@ -138,9 +135,6 @@ impl State {
         let now = Instant::now();
         if self.backlog.len() - self.sent > limits::TUNNEL_BACKLOG_BYTES {
             return Err(TunnelEnd::Http2("the peer doesn't read its answers".to_owned()));
-        }
-        if !self.early.is_empty() {
-            return self.decode_early(scratch, now, events);
         }
         let kept = self.partial.len();
         if let Some(front) = scratch.get_mut(..kept) {
@@ -211,22 +205,6 @@ impl State {
             place += opened.consumed;
         }
         Ok(place)
-    }
-
-    fn decode_early(
-        &mut self,
-        scratch: &mut [u8],
-        now: Instant,
-        events: &mut Vec<Event>,
-    ) -> Result<Read, TunnelEnd> {
-        let rest = self.early.split_off(self.early.len().min(scratch.len()));
-        let early = std::mem::replace(&mut self.early, rest);
-        if let Some(front) = scratch.get_mut(..early.len()) {
-            front.copy_from_slice(&early);
-        }
-        let outcome = self.http2.receive(&early, now, events);
-        outcome.map_err(|violation| TunnelEnd::Http2(violation.to_string()))?;
-        Ok(Read::More(early.len()))
     }
 
     /// Seals waiting frames and sends them, or keeps what the socket doesn't take.

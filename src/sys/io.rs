@@ -19,6 +19,13 @@ pub fn recv(fd: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
     })
 }
 
+/// Like `recv`, but what is read stays where it is.
+pub fn peek(fd: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
+    const FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+    // SAFETY: pointer and length describe `into`, which is borrowed for writing during the call.
+    retried(|| unsafe { libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast::<c_void>(), into.len(), FLAGS) })
+}
+
 /// Reads into several places in a row. At most 1,024 (UIO_MAXIOV), more is `EMSGSIZE`.
 pub fn recv_vectored(fd: BorrowedFd<'_>, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
     // SAFETY: all zero is a valid msghdr: no name, no parts, no control data.
@@ -128,12 +135,14 @@ mod tests {
         let (a, b) = (a.as_fd(), b.as_fd());
         let mut buffer = [0_u8; 64];
         assert_eq!(recv(b, &mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(peek(b, &mut buffer).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert_eq!(
             send_vectored(a, &[IoSlice::new(b"one"), IoSlice::new(b""), IoSlice::new(b"two")]).unwrap(),
             6
         );
         assert_eq!(send(a, b"three").unwrap(), 5);
         wait_readable(b);
+        assert_eq!((peek(b, &mut buffer).unwrap(), &buffer[..11]), (11, &b"onetwothree"[..]));
         let (mut first, mut second) = ([0; 4], [0; 7]);
         let mut parts = [IoSliceMut::new(&mut first), IoSliceMut::new(&mut second)];
         assert_eq!(recv_vectored(b, &mut parts).unwrap(), 11);

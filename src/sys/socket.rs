@@ -46,8 +46,6 @@ pub struct Dialled {
 pub enum SpoofWarning {
     #[error("failed to set transparent: {0}")]
     Transparent(io::Error),
-    #[error("failed to set freebind: {0}")]
-    Freebind(io::Error),
     #[error("failed to bind local addr: {from}: {error}")]
     Bind { from: IpAddr, error: io::Error },
     #[error("failed to bind local addr: {from} is of another family than {to}")]
@@ -154,10 +152,9 @@ fn keep_source(socket: &Socket, from: IpAddr, to: SocketAddr) -> Result<(), Spoo
     if four != to.is_ipv4() {
         return Err(SpoofWarning::Family { from, to });
     }
+    // Includes what IP_FREEBIND allows, the bind to an address that isn't ours.
     if four { socket.set_ip_transparent_v4(true) } else { socket.set_ip_transparent_v6(true) }
         .map_err(SpoofWarning::Transparent)?;
-    if four { socket.set_freebind_v4(true) } else { socket.set_freebind_v6(true) }
-        .map_err(SpoofWarning::Freebind)?;
     // Without this the bind reserves one of 28,000 ports for the source alone, whatever the destination.
     // Also on IPv6 sockets the option is IPv4's. A kernel that lacks it only runs out of ports earlier.
     let _ = option::set_int(socket.as_fd(), libc::SOL_IP, option::IP_BIND_ADDRESS_NO_PORT, 1);

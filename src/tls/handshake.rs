@@ -44,8 +44,6 @@ pub struct Established {
     pub seal: Sealer,
     pub open: Opener,
     pub peer: PeerCertificates,
-    /// Plaintext from before the switch. Always empty: rustls never reads past the handshake.
-    pub early: Vec<u8>,
 }
 
 /// The peer's verified chain.
@@ -213,7 +211,7 @@ impl Handshake {
         }
         let Some(leaf) = chain.first() else { return Err(HandshakeError::NoCertificate) };
         let peer = PeerCertificates { identity: verify::identity(leaf), chain };
-        Ok(Established { seal, open, peer, early: Vec::new() })
+        Ok(Established { seal, open, peer })
     }
 }
 

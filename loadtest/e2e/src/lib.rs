@@ -13,6 +13,8 @@
 pub mod baseline;
 pub mod envoy;
 pub mod hbone;
+pub mod hbone_server;
+pub mod istio_world;
 pub mod istiod;
 pub mod lines;
 pub mod seccomp;

@@ -21,13 +21,22 @@ pub const STEP: Duration = Duration::from_secs(10);
 
 static TURN: Mutex<()> = Mutex::new(());
 
+/// The right to have a world.
+pub struct Turn(#[expect(dead_code, reason = "held until it is dropped")] MutexGuard<'static, ()>);
+
+impl Turn {
+    pub fn take() -> Self {
+        Self(TURN.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 /// One mesh for one test. Worlds take turns: tests look at times and at the whole machine's CPU.
 pub struct World {
     pub cluster: Cluster,
     pub client: Pod,
     pub server: Pod,
     pub stranger: Pod,
-    _turn: MutexGuard<'static, ()>,
+    _turn: Turn,
 }
 
 impl World {
@@ -46,7 +55,7 @@ impl World {
 
     /// Pods and agents, no proxies yet.
     pub fn build(environment: &[(&str, &str)]) -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let turn = Turn::take();
         // Idle tunnels go soon, so that each test can see that nothing is left.
         let mut variables = vec![("POOL_UNUSED_RELEASE_TIMEOUT".to_owned(), "2s".to_owned())];
         variables.extend(environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));

@@ -3,12 +3,16 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(clippy::indexing_slicing, reason = "tests")]
 
+#[path = "all/ahead.rs"]
+mod ahead;
 #[path = "all/close.rs"]
 mod close;
 #[path = "all/envoy.rs"]
 mod envoy;
 #[path = "all/hostile.rs"]
 mod hostile;
+#[path = "all/istio.rs"]
+mod istio;
 #[path = "all/istiod_peer.rs"]
 mod istiod_peer;
 #[path = "all/kernel.rs"]

@@ -49,7 +49,7 @@ impl Default for Deadlines {
 impl Target {
     /// A new connection, with roots and addresses as they are now. Takes at most 15 s.
     pub async fn connect(&self) -> Result<Channel, ConnectError> {
-        self.connect_with(self.roots_now()?).await
+        Box::pin(self.connect_with(self.roots_now()?)).await
     }
 
     /// The roots as they are now, to tell whether a channel is still made of what is believed.
@@ -63,14 +63,13 @@ impl Target {
         let addresses = self.resolve().await.map_err(|failure| self.failed(failure))?;
         let tcp = self.dial(&addresses).await.map_err(|failure| self.failed(failure))?;
         let stream = self.handshake(tls, tcp).await.map_err(|failure| self.failed(failure))?;
-        self.endpoint()
-            .connect_with_connector(Once(Some(stream)))
+        Box::pin(self.endpoint().connect_with_connector(Once(Some(stream))))
             .await
             .map_err(|error| self.failed(Failure::Http2(error.to_string())))
     }
 
     fn failed(&self, failure: Failure) -> ConnectError {
-        ConnectError { at: self.at().clone(), failure }
+        ConnectError { at: self.at().clone(), failure: Box::new(failure) }
     }
 
     /// On a thread of its own: the roots of a system are a hundred files.

@@ -25,7 +25,7 @@ pub enum TargetError {
 pub struct ConnectError {
     /// `https://host:port`.
     pub at: Text,
-    pub failure: Failure,
+    pub failure: Box<Failure>,
 }
 
 /// What went wrong on the way.
@@ -97,9 +97,9 @@ pub enum CallError {
     /// UNAUTHENTICATED: who we are isn't believed.
     #[error(
         "gRPC error from {at}: authentication failure: {message} (hint: check the control plane logs for more \
-         information; the token comes from {token})"
+         information; {hint})"
     )]
-    Authentication { at: Text, message: String, token: String },
+    Authentication { at: Text, message: String, hint: String },
     /// PERMISSION_DENIED: we are believed, but may not do this.
     #[error(
         "gRPC error from {at}: not authorized: {message} (hint: does the control plane trust this proxy's service \

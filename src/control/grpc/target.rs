@@ -182,10 +182,25 @@ impl Target {
             reason = "seventeen codes, of which two have a meaning here"
         )]
         match status.code() {
-            Code::Unauthenticated => CallError::Authentication { at, message, token: self.token.from() },
+            Code::Unauthenticated => {
+                CallError::Authentication { at, message, hint: self.authentication_hint() }
+            }
             Code::PermissionDenied => CallError::Authorisation { at, message },
             _ if status.source().is_some() => CallError::Broken { at, message },
             code => CallError::Status { at, code, message },
+        }
+    }
+
+    /// istiod's authority answers like this also where it knows the caller, but no pod of that identity on the
+    /// caller's node (reference section C.6).
+    fn authentication_hint(&self) -> String {
+        let token = self.token.from();
+        match self.service {
+            Service::Discovery => format!("the token comes from {token}"),
+            Service::Certificates => format!(
+                "the token comes from {token}; a pod with this identity must run on this node, and the control plane \
+                 must trust this proxy's service account, CA_TRUSTED_NODE_ACCOUNTS"
+            ),
         }
     }
 

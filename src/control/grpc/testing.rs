@@ -5,6 +5,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use hyper::body::Incoming;
@@ -16,6 +17,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::ServerConfig;
 use tokio::net::TcpListener;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsAcceptor;
 use tonic::body::Body;
@@ -77,6 +79,8 @@ pub fn server_config(
 pub struct Server {
     pub address: SocketAddr,
     task: JoinHandle<()>,
+    accepted: Arc<AtomicUsize>,
+    hang_up: Arc<Notify>,
 }
 
 impl Drop for Server {
@@ -89,24 +93,46 @@ impl Server {
     pub async fn start(tls: Arc<ServerConfig>, handler: Handler) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        Self { address, task: tokio::spawn(serve(listener, tls, handler)) }
+        let (accepted, hang_up) = (Arc::<AtomicUsize>::default(), Arc::<Notify>::default());
+        let task = tokio::spawn(serve(listener, tls, handler, accepted.clone(), hang_up.clone()));
+        Self { address, task, accepted, hang_up }
+    }
+
+    /// How many there were until now.
+    pub fn connections(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// Ends the connections that are there.
+    pub fn hang_up(&self) {
+        self.hang_up.notify_waiters();
     }
 }
 
-async fn serve(listener: TcpListener, tls: Arc<ServerConfig>, handler: Handler) {
+async fn serve(
+    listener: TcpListener,
+    tls: Arc<ServerConfig>,
+    handler: Handler,
+    accepted: Arc<AtomicUsize>,
+    hang_up: Arc<Notify>,
+) {
     // Its connections end with it.
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
-        let (acceptor, handler) = (TlsAcceptor::from(tls.clone()), handler.clone());
+        accepted.fetch_add(1, Ordering::Relaxed);
+        let (acceptor, handler, hang_up) = (TlsAcceptor::from(tls.clone()), handler.clone(), hang_up.clone());
         connections.spawn(async move {
             let Ok(stream) = acceptor.accept(stream).await else { return };
             let service = service_fn(move |request| {
                 let answer = handler(request);
                 async move { Ok::<_, std::convert::Infallible>(answer.await) }
             });
-            let _ = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
+            let serving = hyper::server::conn::http2::Builder::new(TokioExecutor::new())
+                .serve_connection(TokioIo::new(stream), service);
+            tokio::select! {
+                _ = serving => {}
+                () = hang_up.notified() => {}
+            }
         });
     }
 }

@@ -17,7 +17,7 @@ impl Dial for Target {
             let at = Self::at(self);
             let unsent = |error| format!("gRPC connection error connecting to {at}: {error}");
             self.headers(&mut headers).map_err(unsent)?;
-            let channel = self.connect().await.map_err(|error| error.to_string())?;
+            let channel = Box::pin(self.connect()).await.map_err(|error| error.to_string())?;
             Ok((channel, headers))
         })
     }

@@ -76,7 +76,7 @@ pub struct Step {
 #[derive(Debug)]
 pub enum Lookup {
     /// Asked for now.
-    Ask(DeltaDiscoveryRequest),
+    Ask(Box<DeltaDiscoveryRequest>),
     /// Asked for already: one question serves all who wait.
     Pending,
     /// Too many questions are open.
@@ -130,7 +130,9 @@ struct Unseen {
 #[derive(Default)]
 struct Arriving {
     kind: Option<Kind>,
-    accepted: Vec<(Text, Version, Change)>,
+    /// Name and version of each change, in the same order.
+    accepted: Vec<(Text, Version)>,
+    changes: Vec<Change>,
     refused: Vec<Refused>,
     /// Pending names that were met.
     met: Vec<Text>,
@@ -223,10 +225,17 @@ impl Ledger {
         let shared = match &change {
             Change::Workload(workload) if *workload.uid == *name => Some(workload.uid.clone()),
             Change::Policy { key, .. } if **key == *name => Some(key.clone()),
-            _ => None,
+            Change::Workload(_)
+            | Change::Policy { .. }
+            | Change::RemoveWorkload(_)
+            | Change::Service { .. }
+            | Change::RemoveService(_)
+            | Change::RemoveAddress(_)
+            | Change::RemovePolicy(_) => None,
         };
         let name = shared.unwrap_or_else(|| name.into());
-        self.arriving.accepted.push((name, Version::parse(version), change));
+        self.arriving.accepted.push((name, Version::parse(version)));
+        self.arriving.changes.push(change);
     }
 
     /// A resource of the response under way can't be used; what was known of it before stands.
@@ -245,15 +254,16 @@ impl Ledger {
         let mut step = Step::default();
         if let Some(kind) = Kind::of(&head.type_url) {
             if let Some(other) = arrived.kind.filter(|other| *other != kind) {
-                let strays = arrived.accepted.drain(..);
-                let refused = strays.map(|(name, ..)| Refused {
+                let refused = arrived.accepted.drain(..).map(|(name, _)| Refused {
                     name: name.to_string(),
                     reason: stray(other, &head.type_url),
                 });
                 arrived.refused.extend(refused);
+                arrived.changes.clear();
             }
             self.answer_lookups(&arrived, &head.removed, &mut step);
             step.refused = arrived.refused;
+            step.changes = arrived.changes;
             self.account_mut(kind).take(kind, arrived.accepted, &head.removed, now, &mut step);
         }
         let refusal = (!step.refused.is_empty()).then(|| Status { code: 0, message: told(&step.refused) });
@@ -312,11 +322,11 @@ impl Ledger {
             return Lookup::TooMany;
         }
         self.pending.insert(name.clone());
-        Lookup::Ask(DeltaDiscoveryRequest {
+        Lookup::Ask(Box::new(DeltaDiscoveryRequest {
             type_url: ADDRESS_TYPE.to_owned(),
             resource_names_subscribe: vec![name.to_string()],
             ..<_>::default()
-        })
+        }))
     }
 }
 
@@ -324,23 +334,27 @@ impl Account {
     fn take(
         &mut self,
         kind: Kind,
-        accepted: Vec<(Text, Version, Change)>,
+        accepted: Vec<(Text, Version)>,
         removed: &[String],
         now: Instant,
         step: &mut Step,
     ) {
         self.complete = true;
         let (mut again, mut as_declared) = (0_usize, 0_usize);
-        step.changes.reserve(accepted.len());
-        for (name, version, change) in accepted {
+        let mut replaced = Vec::new();
+        for ((name, version), change) in accepted.into_iter().zip(&step.changes) {
             if self.unseen.names.remove(&name) {
                 again += 1;
                 let same = version != Version::Blank && self.held.get(&name) == Some(&version);
                 as_declared += usize::from(same);
             }
-            step.changes.extend(self.follow_key(kind, &name, &change));
+            replaced.extend(self.follow_key(kind, &name, change));
             self.held.insert(name, version);
-            step.changes.push(change);
+        }
+        if !replaced.is_empty() {
+            // What another name stands for now comes after it.
+            replaced.append(&mut step.changes);
+            step.changes = replaced;
         }
         for refused in &step.refused {
             self.unseen.names.remove(&*refused.name);

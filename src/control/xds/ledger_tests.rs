@@ -194,7 +194,7 @@ fn look_ups_are_asked_once_survive_a_reconnect_and_are_answered_by_any_of_their_
             resource_names_subscribe: vec![name.to_owned()],
             ..DeltaDiscoveryRequest::default()
         };
-        assert_eq!(request, asked);
+        assert_eq!(*request, asked);
         assert!(matches!(ledger.look_up(&name.into()), Lookup::Pending));
     }
     let [addresses, _] = ledger.begin();
@@ -235,8 +235,8 @@ fn what_a_control_plane_that_honours_versions_leaves_out_stands() {
     let now = Instant::now();
     let mut ledger = Ledger::new(false);
     ledger.begin();
-    for (last, name) in ["a", "b", "c", "d"].into_iter().enumerate() {
-        told(&mut ledger, name, "1", last as u8);
+    for (last, name) in (0..).zip(["a", "b", "c", "d"]) {
+        told(&mut ledger, name, "1", last);
     }
     finish(&mut ledger, Kind::Address, &[], now);
     ledger.begin();
@@ -259,8 +259,8 @@ fn what_a_full_state_leaves_out_is_gone_after_it_was_asked_for_once_more() {
     for version in ["1", "2"] {
         let mut ledger = Ledger::new(false);
         ledger.begin();
-        for (last, name) in ["a", "b", "c"].into_iter().enumerate() {
-            told(&mut ledger, name, "1", last as u8);
+        for (last, name) in (0..).zip(["a", "b", "c"]) {
+            told(&mut ledger, name, "1", last);
         }
         finish(&mut ledger, Kind::Address, &[], now);
         ledger.begin();

@@ -4,6 +4,7 @@
 pub mod client;
 mod dial;
 mod frames;
+mod fuzz;
 mod intake;
 mod ledger;
 mod node;
@@ -16,6 +17,7 @@ use tokio::sync::{mpsc, oneshot};
 
 pub use client::{Client, Dial, Dialing};
 pub use frames::Part;
+pub use fuzz::{fuzz_deltas, fuzz_stream};
 pub use intake::Intake;
 pub use ledger::{Kind, Ledger, Lookup, Step};
 pub use node::{NodeFacts, node};

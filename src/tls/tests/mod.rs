@@ -5,5 +5,6 @@ mod handshake;
 mod peers;
 mod record;
 mod refusal;
+mod rotation;
 mod stream;
 mod upkeep;

@@ -1,0 +1,103 @@
+//! An HBONE server of its own make in a pod that no proxy serves: each CONNECT is answered as the test says.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use bytes::Bytes;
+use h2::RecvStream;
+use h2::server::SendResponse;
+use ringway::demo::topology::Pod;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+use crate::hbone::{HBONE_PORT, papers};
+
+/// One CONNECT: its number, counted from 0 over all tunnels; what it sends; how to answer it.
+pub struct Call {
+    pub number: usize,
+    pub body: RecvStream,
+    pub respond: SendResponse<Bytes>,
+}
+
+type Answering = Pin<Box<dyn Future<Output = ()>>>;
+
+/// Stops at drop.
+pub struct HboneServer {
+    stop: Option<tokio::sync::oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl HboneServer {
+    pub fn start(
+        pod: &Pod,
+        authority: &Path,
+        identity: &str,
+        answer: impl Fn(Call) -> Answering + Send + 'static,
+    ) -> Self {
+        let papers = papers(authority, identity);
+        let chain = CertificateDer::pem_slice_iter(papers.chain_pem.as_bytes());
+        let chain = chain.collect::<Result<Vec<_>, _>>().expect("a chain");
+        let key = PrivateKeyDer::from_pem_slice(papers.key_pem.as_bytes()).expect("a key");
+        let mut config = rustls::ServerConfig::builder_with_provider(Arc::new(
+            rustls::crypto::aws_lc_rs::default_provider(),
+        ))
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .expect("TLS 1.3")
+        .with_no_client_auth()
+        .with_single_cert(chain, key)
+        .expect("the server's papers");
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let at = SocketAddr::new(pod.v4.into(), HBONE_PORT);
+        let listener = pod.space.listen(at).expect("port 15008 of the pod");
+        listener.set_nonblocking(true).expect("a listener");
+        let (stop, stopped) = tokio::sync::oneshot::channel();
+        let thread = std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            let serving = serve(listener, TlsAcceptor::from(Arc::new(config)), answer);
+            tokio::task::LocalSet::new().block_on(&runtime, async {
+                tokio::select! {
+                    _ = stopped => {}
+                    () = serving => {}
+                }
+            });
+        });
+        Self { stop: Some(stop), thread: Some(thread) }
+    }
+}
+
+impl Drop for HboneServer {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn serve(
+    listener: std::net::TcpListener,
+    acceptor: TlsAcceptor,
+    answer: impl Fn(Call) -> Answering + 'static,
+) {
+    let listener = TcpListener::from_std(listener).expect("a listener");
+    let answer = std::rc::Rc::new(answer);
+    let calls = std::rc::Rc::new(std::cell::Cell::new(0));
+    while let Ok((stream, _)) = listener.accept().await {
+        let (acceptor, answer, calls) = (acceptor.clone(), answer.clone(), calls.clone());
+        tokio::task::spawn_local(async move {
+            let Ok(stream) = acceptor.accept(stream).await else { return };
+            let Ok(mut connection) = h2::server::handshake(stream).await else { return };
+            while let Some(Ok((request, respond))) = connection.accept().await {
+                let number = calls.replace(calls.get() + 1);
+                tokio::task::spawn_local(answer(Call { number, body: request.into_body(), respond }));
+            }
+        });
+    }
+}
