@@ -207,6 +207,9 @@ pub const XDS_PART_BYTES: usize = 256 * 1024;
 pub const XDS_PARTS_QUEUED: usize = 4;
 /// Requests that wait for a control plane which doesn't read: answers to its own messages and look-ups.
 pub const XDS_REQUESTS_QUEUED: usize = 8_192;
+/// Names and versions declared when a stream opens: istiod takes no message above 4 MiB (ISTIO_GPRC_MAXRECVMSGSIZE),
+/// which is 50,000 names. What isn't declared is sent again.
+pub const XDS_DECLARED_BYTES: usize = 3 << 20;
 /// The text of a refusal: the control plane logs it, one line.
 pub const NACK_BYTES: usize = 4_096;
 /// Look-ups without an answer: each is a few bytes in a request at the next reconnect.

@@ -145,6 +145,8 @@ struct Mesh {
     pending: Vec<Change>,
     answers: Vec<Answer>,
     answered: bool,
+    /// Look-ups that the pending changes may answer.
+    postponed: Vec<Text>,
     publish_at: Option<Instant>,
     published: Option<Instant>,
     /// Snapshots that were published before, until nobody else holds them.
@@ -186,6 +188,7 @@ impl Mesh {
             pending: Vec::new(),
             answers: Vec::new(),
             answered: false,
+            postponed: Vec::new(),
             published: None,
             retired: Vec::new(),
         };
@@ -280,7 +283,7 @@ impl Mesh {
         let Some(stream) = &asking.stream else { return };
         let span = tracing::info_span!("xds", id = stream.id);
         let _entered = span.enter();
-        match asking.intake.part(part, &mut self.absent, now) {
+        match asking.intake.part(part, &self.current, &mut self.absent, now) {
             Ok(None) => {}
             Ok(Some(step)) => self.step(step, now),
             Err(error) => {
@@ -325,6 +328,9 @@ impl Mesh {
             self.answered = true;
             return self.want_publish(now);
         };
+        if !self.pending.is_empty() {
+            return self.postponed.push(name.clone());
+        }
         match asking.intake.ledger.look_up(name) {
             Lookup::Pending => {}
             Lookup::TooMany => metrics::counter!("ringway_xds_lookups_refused").increment(1),
@@ -357,6 +363,9 @@ impl Mesh {
             self.published = Some(now);
             self.retired.push(std::mem::replace(&mut self.current, next.clone()));
             metrics::counter!("ringway_mesh_snapshots").increment(1);
+        }
+        for name in std::mem::take(&mut self.postponed) {
+            self.look_up(&name, now);
         }
         let empty = update.snapshot.is_none()
             && update.local.is_empty()

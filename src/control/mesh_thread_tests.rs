@@ -87,6 +87,12 @@ impl Scene {
         }
     }
 
+    async fn lookups_taken(&self) {
+        while self.mesh.lookups.capacity() < LOOKUPS_QUEUED {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
     fn pods(&self) -> Vec<&str> {
         self.current.workloads().map(|workload| &*workload.name).collect()
     }
@@ -249,9 +255,7 @@ async fn look_ups_are_asked_answered_and_remembered() {
     let now = Instant::now();
     // Asked before there is a stream: with its first request.
     scene.mesh.lookups.send("/10.0.0.1".into()).await.unwrap();
-    while scene.mesh.lookups.capacity() < LOOKUPS_QUEUED {
-        tokio::task::yield_now().await;
-    }
+    scene.lookups_taken().await;
     let mut client = scene.open().await;
     let [addresses, _] = client.opening().await;
     assert_eq!(addresses.initial_resource_versions.keys().collect::<Vec<_>>(), ["/10.0.0.1"]);
@@ -261,6 +265,7 @@ async fn look_ups_are_asked_answered_and_remembered() {
     for name in ["/10.0.0.9", "/10.0.0.9", "/10.0.0.1"] {
         scene.mesh.lookups.send(name.into()).await.unwrap();
     }
+    scene.lookups_taken().await;
     let asked = client.next().await;
     assert_eq!((asked.resource_names_subscribe, asked.node), (vec!["/10.0.0.9".to_owned()], None));
     assert_eq!(scene.told(&mut client, ADDRESS_TYPE, vec![pod("a", "1", 1)], &["/10.0.0.9"]).await, None);
@@ -309,4 +314,75 @@ async fn it_ends_with_the_control_thread() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert!(words.is_closed());
+}
+
+/// Prints figures for 100,000 workloads; run it by name, with `--ignored --nocapture`.
+#[test]
+#[ignore = "a measurement"]
+fn a_large_mesh_costs_so_much() {
+    use crate::wire::pb::discovery::DeltaDiscoveryResponse;
+    use prost::Message as _;
+
+    let name = |number: usize| format!("deployment-{}-7d4b9c6f5-{:05x}", number / 50, number);
+    let pods = |version: &str| {
+        let one = |number: usize| {
+            let last = u8::try_from(number % 250).unwrap();
+            pod(&name(number), &format!("{version}{number:012x}"), last)
+        };
+        (0..100_000).map(one).collect::<Vec<_>>()
+    };
+    let message = said(ADDRESS_TYPE, "n", pods("1"), &[]);
+    let start = Instant::now();
+    let decoded = DeltaDiscoveryResponse::decode(message.clone()).unwrap();
+    for resource in &decoded.resources {
+        let payload = resource.resource.as_ref().unwrap();
+        crate::wire::pb::workload::Address::decode(payload.value.clone()).unwrap();
+    }
+    let prost = start.elapsed();
+    drop(decoded);
+    let readiness = Arc::new(Readiness::default());
+    let node = Node { id: "me".into(), metadata: None };
+    let mut mesh = Mesh::new(Seed {
+        file: None,
+        discovery: Some(Discovery { at: "plane".into(), on_demand: false, node }),
+        local_node: Some("there".into()),
+        absent: AbsentNames::default(),
+        readiness,
+        registry: Registry::default(),
+    });
+    let (requests, mut answers) = mpsc::channel(1_000);
+    let (end, _ended) = tokio::sync::oneshot::channel();
+    mesh.hear(Word::Opened(Stream { id: 1, requests, end }), Instant::now());
+    let mut take = |bytes: bytes::Bytes, what: &str| {
+        let mut frame = bytes::BytesMut::from(&[0_u8][..]);
+        frame.extend(u32::try_from(bytes.len()).unwrap().to_be_bytes());
+        frame.extend(&bytes);
+        let mut frame = frame.freeze();
+        let mut frames = crate::control::xds::testing::Frames::default();
+        let (start, mut longest) = (Instant::now(), Duration::ZERO);
+        while let Some(part) = frames.next(&mut frame).unwrap() {
+            let part_start = Instant::now();
+            mesh.hear(Word::Part(part), Instant::now());
+            longest = longest.max(part_start.elapsed());
+        }
+        let decoded = start.elapsed();
+        let update = mesh.publish(Instant::now()).unwrap();
+        println!(
+            "{what}: {:?}, of it applied in {:?}; a part at most {longest:?}; {} bytes; prost alone {prost:?}",
+            start.elapsed(),
+            start.elapsed() - decoded,
+            bytes.len()
+        );
+        update.answers.into_iter().for_each(Answer::send);
+    };
+    take(message.clone(), "100,000 workloads");
+    take(message, "the same once more");
+    take(said(ADDRESS_TYPE, "n", pods("2"), &[]), "with other versions");
+    take(said(ADDRESS_TYPE, "n", vec![pod(&name(7), "3", 9)], &[]), "one of them");
+    let start = Instant::now();
+    let Asking { intake, .. } = mesh.discovery.as_mut().unwrap();
+    let opening = intake.ledger.begin();
+    println!("a stream opens after {:?}", start.elapsed());
+    println!("with {} bytes", opening[0].encoded_len());
+    while answers.try_recv().is_ok() {}
 }

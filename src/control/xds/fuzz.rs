@@ -31,7 +31,7 @@ pub fn fuzz_stream(data: &[u8]) {
                 Ok(None) => break,
                 Err(_) => return,
             };
-            let Ok(step) = intake.part(part, &mut absent, now) else { return };
+            let Ok(step) = intake.part(part, &snapshot, &mut absent, now) else { return };
             let Some(step) = step else { continue };
             assert_eq!(step.refused.is_empty(), step.answer.error_detail.is_none());
             snapshot = apply(&snapshot, step.changes, None);

@@ -11,6 +11,7 @@ use super::ledger::{Head, Kind, Ledger, Step};
 use crate::base::text::Interner;
 use crate::bridge::absent::AbsentNames;
 use crate::mesh::delta::Change;
+use crate::mesh::snapshot::Snapshot;
 use crate::wire::xds::{Address, Resource, Response, ResponseError, address, authorization};
 
 /// The reading side of a stream.
@@ -35,11 +36,13 @@ impl Intake {
         (self.head, self.resources, self.payload_bytes) = (Head::default(), 0, 0);
     }
 
-    /// Takes a part in; the last one of a response makes the step. What appears is struck off `absent`. After an error
+    /// Takes a part in; the last one of a response makes the step. What is told of a workload that `current` has just
+    /// so shares its memory, so that a whole push anew needs none. What appears is struck off `absent`. After an error
     /// the stream is of no use: there is nothing that could be answered.
     pub fn part(
         &mut self,
         part: Part,
+        current: &Snapshot,
         absent: &mut AbsentNames,
         now: Instant,
     ) -> Result<Option<Step>, ResponseError> {
@@ -50,7 +53,7 @@ impl Intake {
                 Ok(resource) => {
                     self.payload_bytes += resource.value.len();
                     absent.remove(resource.aliases().chain([resource.name]));
-                    self.resource(&resource);
+                    self.resource(&resource, current);
                 }
                 Err(error) => {
                     let Some(name) = error.name() else { return Err(error) };
@@ -88,7 +91,7 @@ impl Intake {
         step
     }
 
-    fn resource(&mut self, resource: &Resource<'_>) {
+    fn resource(&mut self, resource: &Resource<'_>, current: &Snapshot) {
         let name = resource.name;
         let Some(kind) = Kind::of(resource.type_url) else {
             let reason = format!("unknown type {:?}", resource.type_url);
@@ -96,7 +99,10 @@ impl Intake {
         };
         let change = match kind {
             Kind::Address => address(resource.value, &mut self.interner).map(|address| match address {
-                Address::Workload(workload) => Change::Workload(Arc::new(workload)),
+                Address::Workload(workload) => Change::Workload(match current.workload(&workload.uid) {
+                    Some(known) if **known == workload => known.clone(),
+                    Some(_) | None => Arc::new(workload),
+                }),
                 Address::Service(service) => {
                     Change::Service { service: Arc::new(service), endpoints: Vec::new() }
                 }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
 use super::version::Version;
-use crate::base::limits::{NACK_BYTES, XDS_LOOKUPS_PENDING, XDS_SETTLE_MS};
+use crate::base::limits::{NACK_BYTES, XDS_DECLARED_BYTES, XDS_LOOKUPS_PENDING, XDS_SETTLE_MS};
 use crate::base::text::{Text, beginning};
 use crate::mesh::delta::Change;
 use crate::wire::pb::discovery::{DeltaDiscoveryRequest, Status};
@@ -84,9 +84,9 @@ pub enum Lookup {
 }
 
 /// The books.
-#[derive(Default)]
 pub struct Ledger {
     on_demand: bool,
+    declared_bytes: usize,
     of: [Account; 2],
     arriving: Arriving,
     /// Names that were asked for and not answered yet.
@@ -106,9 +106,9 @@ struct Account {
 /// What this stream has not named yet of what was held when it began. The control plane may honour the versions
 /// that are declared to it: then it leaves out what is as declared, and lists what is gone. Or it may send its whole
 /// state and list nothing: then what it leaves out is gone. So
-/// - a name that was declared without a version is sent again by both kinds, or it is gone. It is given up when
-///   nothing of the kind was named for a moment: a state may come in several responses, and giving up too late is
-///   harmless, while a policy or a workload that is missing for a moment opens what should be closed.
+/// - a name that was declared without a version, or not at all, is sent again by both kinds, or it is gone. It is
+///   given up when nothing of the kind was named for a moment: a state may come in several responses, and giving up
+///   too late is harmless, while a policy or a workload that is missing for a moment opens what should be closed.
 /// - a name that was declared with its version stands, unless the first response tells that the control plane
 ///   doesn't honour versions: it sends again what is as declared, or at least as many of the held names as it leaves
 ///   out, and lists nothing as gone. Then the versions of those left out are forgotten and the stream is opened
@@ -141,7 +141,13 @@ struct Arriving {
 impl Ledger {
     /// `on_demand`: addresses are asked for one by one; policies are always held all.
     pub fn new(on_demand: bool) -> Self {
-        Self { on_demand, ..Self::default() }
+        Self {
+            on_demand,
+            declared_bytes: XDS_DECLARED_BYTES,
+            of: <_>::default(),
+            arriving: Arriving::default(),
+            pending: HashSet::default(),
+        }
     }
 
     /// Whether each type that is held as a whole has had its first response.
@@ -184,7 +190,7 @@ impl Ledger {
     pub fn begin(&mut self) -> [DeltaDiscoveryRequest; 2] {
         self.arriving = Arriving::default();
         Kind::ALL.map(|kind| {
-            let by_name = self.by_name(kind);
+            let (by_name, declared_bytes) = (self.by_name(kind), self.declared_bytes);
             let account = self.account_mut(kind);
             account.unseen = Unseen {
                 names: account.held.keys().cloned().collect(),
@@ -192,8 +198,7 @@ impl Ledger {
                 asked_again: account.unseen.asked_again,
                 give_up_at: None,
             };
-            let held = account.held.iter().map(|(name, version)| (name.to_string(), version.text()));
-            let mut versions: BTreeMap<_, _> = held.collect();
+            let mut versions = account.declare(declared_bytes);
             let mut request = DeltaDiscoveryRequest { type_url: kind.type_url().into(), ..<_>::default() };
             if by_name {
                 // Subscribed and unsubscribed in one breath: nothing, as opposed to everything.
@@ -331,6 +336,27 @@ impl Ledger {
 }
 
 impl Account {
+    /// What is held, as far as it can be told. The versions of the rest are forgotten: it is sent again.
+    fn declare(&mut self, mut bytes: usize) -> BTreeMap<String, String> {
+        let mut versions = BTreeMap::new();
+        for blank in [false, true] {
+            for (name, version) in &mut self.held {
+                if (*version == Version::Blank) != blank || versions.contains_key(&**name) {
+                    continue;
+                }
+                let text = version.text();
+                // Two lengths of two bytes, one of three, three tags.
+                let Some(left) = bytes.checked_sub(name.len() + text.len() + 10) else {
+                    *version = Version::Blank;
+                    continue;
+                };
+                bytes = left;
+                versions.insert(name.to_string(), text);
+            }
+        }
+        versions
+    }
+
     fn take(
         &mut self,
         kind: Kind,
@@ -340,13 +366,14 @@ impl Account {
         step: &mut Step,
     ) {
         self.complete = true;
-        let (mut again, mut as_declared) = (0_usize, 0_usize);
+        let mut again = Again::default();
         let mut replaced = Vec::new();
         for ((name, version), change) in accepted.into_iter().zip(&step.changes) {
             if self.unseen.names.remove(&name) {
-                again += 1;
-                let same = version != Version::Blank && self.held.get(&name) == Some(&version);
-                as_declared += usize::from(same);
+                let held = self.held.get(&name).filter(|held| **held != Version::Blank);
+                again.names += 1;
+                again.versioned += usize::from(held.is_some());
+                again.as_declared += usize::from(held == Some(&version));
             }
             replaced.extend(self.follow_key(kind, &name, change));
             self.held.insert(name, version);
@@ -367,22 +394,23 @@ impl Account {
             self.unseen.names.remove(&**name);
             step.changes.extend(self.remove(kind, name));
         }
-        step.restart = self.judge(removed.is_empty(), again, as_declared, now);
+        step.restart = self.judge(removed.is_empty(), &again, now);
     }
 
     /// See `Unseen`. True: the stream is to be opened anew.
-    fn judge(&mut self, nothing_gone: bool, again: usize, as_declared: usize, now: Instant) -> bool {
+    fn judge(&mut self, nothing_gone: bool, again: &Again, now: Instant) -> bool {
         let settled = Some(now + Duration::from_millis(XDS_SETTLE_MS));
         let Unseen { names, fresh, asked_again, give_up_at } = &mut self.unseen;
         if !std::mem::take(fresh) {
-            if give_up_at.is_some() && again > 0 {
+            if give_up_at.is_some() && again.names > 0 {
                 *give_up_at = settled;
             }
             return false;
         }
         let versioned = |name: &Text| self.held.get(name).is_some_and(|version| *version != Version::Blank);
         let left_out = names.iter().filter(|name| versioned(name)).count();
-        let suspicious = left_out > 0 && nothing_gone && (as_declared > 0 || again >= left_out);
+        let suspicious =
+            left_out > 0 && nothing_gone && (again.as_declared > 0 || again.versioned >= left_out);
         *asked_again = suspicious && !*asked_again;
         if *asked_again {
             for name in names.drain() {
@@ -425,6 +453,16 @@ impl Account {
         let key = self.renamed.remove(&name).unwrap_or(name);
         Some(gone(kind, key))
     }
+}
+
+/// Names of a response that were held when the stream began and had not been named on it.
+#[derive(Default)]
+struct Again {
+    names: usize,
+    /// Declared with a version,
+    versioned: usize,
+    /// and sent with the same.
+    as_declared: usize,
 }
 
 fn gone(kind: Kind, key: Text) -> Change {

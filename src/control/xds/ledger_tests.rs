@@ -1,6 +1,7 @@
 //! The books against two kinds of control planes, both simple models, and each rule by itself.
 
 use proptest::prelude::*;
+use prost::Message as _;
 
 use super::*;
 use crate::mesh::delta::apply;
@@ -311,6 +312,35 @@ fn names_without_a_version_are_gone_unless_they_are_named_in_time() {
     assert_eq!(ledger.give_up(settled(now)).len(), 3);
 }
 
+#[test]
+fn what_does_not_fit_into_the_first_request_is_sent_again_or_gone() {
+    let now = Instant::now();
+    let mut ledger = Ledger::new(false);
+    ledger.begin();
+    let names: Vec<_> = (0..100).map(|number| format!("p{number}")).collect();
+    for name in &names {
+        told(&mut ledger, name, "1", 1);
+    }
+    finish(&mut ledger, Kind::Address, &[], now);
+    ledger.declared_bytes = 40 * (uid("p10").len() + 11);
+    let [addresses, _] = ledger.begin();
+    let declared = addresses.initial_resource_versions.clone();
+    assert!((35..=45).contains(&declared.len()) && addresses.encoded_len() <= ledger.declared_bytes + 60);
+    assert!(ledger.begin()[0] == addresses, "an attempt that comes to nothing changes nothing");
+    // All but one of the others are sent again.
+    let mut others = names.iter().filter(|name| !declared.contains_key(&uid(name)));
+    let lost = others.next().unwrap();
+    for name in others {
+        told(&mut ledger, name, "1", 1);
+    }
+    assert!(!finish(&mut ledger, Kind::Address, &[], now).restart);
+    assert_eq!(ledger.give_up(settled(now)), [Change::RemoveAddress(uid(lost).into())]);
+    ledger.declared_bytes = XDS_DECLARED_BYTES;
+    let [addresses, _] = ledger.begin();
+    assert!(addresses.initial_resource_versions.values().all(|version| version == "1"));
+    assert_eq!(addresses.initial_resource_versions.len(), 99);
+}
+
 /// A control plane with pods and their contents.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Manner {
@@ -346,9 +376,10 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 }
 
 /// What the node holds must be what the control plane holds, whatever happens, as soon as things are settled.
-fn play(manner: Manner, acts: &[Act]) {
+fn play(manner: Manner, acts: &[Act], declared_bytes: usize) {
     let mut now = Instant::now();
     let mut ledger = Ledger::new(false);
+    ledger.declared_bytes = declared_bytes;
     let mut snapshot = Snapshot::default();
     let mut mesh: BTreeMap<&str, u8> = BTreeMap::new();
     let version = |content: &u8| match manner {
@@ -455,16 +486,21 @@ fn play(manner: Manner, acts: &[Act]) {
 proptest! {
     #[test]
     fn the_node_follows_a_control_plane_that_honours_versions(acts in acts()) {
-        play(Manner::Honours, &acts);
+        play(Manner::Honours, &acts, XDS_DECLARED_BYTES);
+    }
+
+    #[test]
+    fn and_one_that_can_not_be_told_all(acts in acts(), declared_bytes in 0..300_usize) {
+        play(Manner::Honours, &acts, declared_bytes);
     }
 
     #[test]
     fn the_node_follows_a_control_plane_that_repeats_everything(acts in acts(), versions: bool) {
-        play(Manner::Repeats { responses: 1, versions }, &acts);
+        play(Manner::Repeats { responses: 1, versions }, &acts, XDS_DECLARED_BYTES);
     }
 
     #[test]
     fn a_state_without_versions_may_come_in_several_responses(acts in acts(), responses in 2..4_usize) {
-        play(Manner::Repeats { responses, versions: false }, &acts);
+        play(Manner::Repeats { responses, versions: false }, &acts, XDS_DECLARED_BYTES);
     }
 }

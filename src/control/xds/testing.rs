@@ -12,6 +12,7 @@ use tonic::Status;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Endpoint;
 
+pub use super::frames::Frames;
 use super::frames::framed;
 use super::{Dial, Dialing};
 use crate::wire::pb::discovery::{DeltaDiscoveryRequest, DeltaDiscoveryResponse, Payload, Resource};
