@@ -76,6 +76,7 @@ fuzz() {
 
 bench() {
     RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway "$CARGO_TARGET_DIR/debug/ringway-gen" compare --smoke
+    RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway "$CARGO_TARGET_DIR/debug/ringway-gen" control --smoke
 }
 
 as_root

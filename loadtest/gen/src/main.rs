@@ -2,6 +2,7 @@
 
 mod authority;
 mod compare;
+mod control;
 mod load;
 mod netns;
 mod pattern;
@@ -56,6 +57,8 @@ enum Command {
     Hop2(yardstick::Proxy),
     /// Compare arms, in network namespaces; needs root.
     Compare(compare::Compare),
+    /// Measure what a control plane's pushes cost; needs root.
+    Control(control::Control),
 }
 
 fn main() -> Result<()> {
@@ -76,5 +79,6 @@ fn main() -> Result<()> {
         Command::H2tokio(proxy) => yardstick::h2tokio(proxy),
         Command::Hop2(proxy) => yardstick::hop2(proxy),
         Command::Compare(compare) => compare.run(),
+        Command::Control(control) => control.run(),
     }
 }

@@ -98,6 +98,12 @@ impl Topology {
         })
     }
 
+    /// From now on the node answers connections to these addresses itself, by refusing them.
+    pub fn refuse(&self, side: Side, range: &str) -> Result<()> {
+        let suffix = if side == Side::Client { "n1" } else { "n2" };
+        self.batch(suffix, &[format!("route add local {range} dev lo")])
+    }
+
     fn namespace(&self, suffix: &str) -> String {
         format!("{}-{suffix}", self.name)
     }

@@ -249,7 +249,7 @@ fn identity(side: Side) -> String {
 }
 
 /// The mesh as a local file: the two pods with all their addresses.
-fn mesh_file() -> String {
+pub fn mesh_file() -> String {
     let workload = |side: Side| {
         let addresses: Vec<String> = side.addresses().map(|address| format!("\"{address}\"")).collect();
         format!(

@@ -1,8 +1,8 @@
 //! The comparison: arms on topologies of their own, rounds in alternating order, one report.
 
-mod agent;
-mod arm;
-mod process;
+pub mod agent;
+pub mod arm;
+pub mod process;
 mod scenario;
 mod table;
 mod wire;
@@ -107,7 +107,7 @@ impl Compare {
         let base = self.base.unwrap_or_else(|| self.default_base());
         ensure!(self.arms.contains(&base), "the base {} is not among the arms", base.name());
         let cpus = std::thread::available_parallelism().map_or(0, usize::from);
-        prepare(self.mode)?;
+        prepare(self.mode.load_cpu())?;
         let scratch = tempfile::Builder::new().prefix("ringway-gen-").tempdir()?;
         let programs = Programs {
             generator: std::env::current_exe()?,
@@ -213,14 +213,16 @@ pub fn interrupted() -> bool {
     INTERRUPTED.load(Ordering::Relaxed)
 }
 
-fn prepare(mode: Mode) -> Result<()> {
+/// What both measuring commands need: root, no leftovers, descriptors, a word of being interrupted; perhaps a CPU for
+/// all that this process starts without a place of its own.
+pub fn prepare(load_cpu: Option<usize>) -> Result<()> {
     ensure!(rustix::process::geteuid().is_root(), "root is needed: namespaces and in-pod rules");
     remove_leftovers()?;
     let hard = getrlimit(Resource::Nofile).maximum;
     let soft = hard.map_or(DESCRIPTORS, |hard| hard.min(DESCRIPTORS));
     setrlimit(Resource::Nofile, Rlimit { current: Some(soft), maximum: hard })
         .context("raising the limit of descriptors")?;
-    if let Some(cpu) = mode.load_cpu() {
+    if let Some(cpu) = load_cpu {
         let cpus = std::thread::available_parallelism().map_or(1, usize::from);
         ensure!(cpus > cpu, "cost mode needs two CPUs, here is {cpus}; use --mode free");
         let mut set = CpuSet::new();
@@ -275,11 +277,11 @@ fn brief(figures: &scenario::Figures) -> String {
 }
 
 #[expect(clippy::print_stderr, reason = "progress of a command-line tool")]
-fn progress(what: &str, begun: Instant) {
+pub fn progress(what: &str, begun: Instant) {
     eprintln!("[{:5.1} s] {what}", begun.elapsed().as_secs_f64());
 }
 
 #[expect(clippy::print_stdout, reason = "the result of a command-line tool")]
-fn print(table: &str) {
+pub fn print(table: &str) {
     println!("{table}");
 }

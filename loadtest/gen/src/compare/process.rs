@@ -123,6 +123,11 @@ impl Process {
         Usage::of(self.child.id())
     }
 
+    /// The most that was ever resident.
+    pub fn peak_bytes(&self) -> u64 {
+        field(&read(Path::new(&format!("/proc/{}/status", self.child.id()))), "VmHWM:") * 1_024
+    }
+
     /// SIGTERM, then SIGKILL.
     fn stop(&mut self) {
         if !self.is_running() {
