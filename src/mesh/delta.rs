@@ -44,52 +44,63 @@ pub fn apply(
 ) -> Snapshot {
     let local_node = local_node.filter(|node| !node.is_empty());
     let mut next = snapshot.clone();
-    let (mut news, mut policy_news) = (false, false);
+    let mut news = News::None;
     for change in changes {
-        match change {
-            Change::Workload(workload) => {
-                news |= set_workload(&mut next, &workload.uid, Some(&workload), local_node);
-            }
-            Change::RemoveWorkload(uid) => news |= set_workload(&mut next, &uid, None, local_node),
+        let told = match change {
+            Change::Workload(workload) => set_workload(&mut next, &workload.uid, Some(&workload), local_node),
+            Change::RemoveWorkload(uid) => set_workload(&mut next, &uid, None, local_node),
             Change::Service { service, endpoints } => {
                 let key = service.key.clone();
-                news |= set_service(&mut next, &key, Some(Held { service, given: endpoints.into() }));
+                set_service(&mut next, &key, Some(Held { service, given: endpoints.into() }))
             }
-            Change::RemoveService(key) => news |= set_service(&mut next, &key, None),
+            Change::RemoveService(key) => set_service(&mut next, &key, None),
+            Change::RemoveAddress(name) if next.workload(&name).is_some() => {
+                set_workload(&mut next, &name, None, local_node)
+            }
             Change::RemoveAddress(name) => {
-                if next.workload(&name).is_some() {
-                    news |= set_workload(&mut next, &name, None, local_node);
-                } else if let Ok(key) = name.parse() {
-                    news |= set_service(&mut next, &key, None);
-                }
+                name.parse().map_or(News::None, |key| set_service(&mut next, &key, None))
             }
-            Change::Policy { key, policy } => policy_news |= set_policy(&mut next, &key, Some(policy)),
-            Change::RemovePolicy(key) => policy_news |= set_policy(&mut next, &key, None),
-        }
+            Change::Policy { key, policy } => set_policy(&mut next, &key, Some(policy)),
+            Change::RemovePolicy(key) => set_policy(&mut next, &key, None),
+        };
+        news = news.max(told);
     }
-    next.version = next.version.wrapping_add(u64::from(news || policy_news));
-    next.policy_version = next.policy_version.wrapping_add(u64::from(policy_news));
+    next.version = next.version.wrapping_add(u64::from(news != News::None));
+    next.policy_version = next.policy_version.wrapping_add(u64::from(news == News::Verdicts));
     next
 }
 
-/// Puts `new` in the place of what is there; false where that is the same already.
+/// What changes said that wasn't known.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum News {
+    None,
+    /// Something that new connections see.
+    Mesh,
+    /// Something that decides about open ones too.
+    Verdicts,
+}
+
+/// Puts `new` in the place of what is there.
 fn set_workload(
     next: &mut Snapshot,
     uid: &str,
     new: Option<&Arc<Workload>>,
     local_node: Option<&str>,
-) -> bool {
+) -> News {
     let old = next.workload(uid).cloned();
     if old.as_ref() == new {
-        return false;
+        return News::None;
     }
+    let both = old.as_ref().zip(new);
+    let guarded_anew =
+        both.is_some_and(|(old, new)| old.authorization_policies != new.authorization_policies);
     index_workload(next, old.as_ref(), new, local_node);
-    true
+    if guarded_anew { News::Verdicts } else { News::Mesh }
 }
 
-fn set_service(next: &mut Snapshot, key: &ServiceKey, new: Option<Held>) -> bool {
+fn set_service(next: &mut Snapshot, key: &ServiceKey, new: Option<Held>) -> News {
     if next.services.get(key) == new.as_ref() {
-        return false;
+        return News::None;
     }
     if let Some(old) = next.services.remove(key) {
         unindex_service(next, &old.service);
@@ -98,12 +109,12 @@ fn set_service(next: &mut Snapshot, key: &ServiceKey, new: Option<Held>) -> bool
         index_service(next, &new.service);
         next.services.insert(key.clone(), new);
     }
-    true
+    News::Mesh
 }
 
-fn set_policy(next: &mut Snapshot, key: &Text, new: Option<Arc<Policy>>) -> bool {
+fn set_policy(next: &mut Snapshot, key: &Text, new: Option<Arc<Policy>>) -> News {
     if next.policies.get(key) == new.as_ref() {
-        return false;
+        return News::None;
     }
     if let Some(old) = next.policies.remove(key) {
         file_policy(next, key, &old, false);
@@ -112,7 +123,7 @@ fn set_policy(next: &mut Snapshot, key: &Text, new: Option<Arc<Policy>>) -> bool
         file_policy(next, key, &new, true);
         next.policies.insert(key.clone(), new);
     }
-    true
+    News::Verdicts
 }
 
 /// Files the new state of a workload in the place of the old one.

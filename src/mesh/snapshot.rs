@@ -86,7 +86,7 @@ impl Snapshot {
         self.version
     }
 
-    /// Grows with every change of a policy.
+    /// Grows with every change of a policy, or of which policies a workload names.
     pub fn policy_version(&self) -> u64 {
         self.policy_version
     }

@@ -195,8 +195,8 @@ async fn check(
             shard.looked_up(|snapshot| demand::inbound(&request(world, link, snapshot, &local, authority)));
         snapshot = Box::pin(looking).await.map_err(|failure| (503, failure))?;
     }
-    let found =
-        inbound(&request(world, link, &snapshot, &local, authority)).map_err(|refuse| (refuse.status(), Failure::InboundRefused(refuse)))?;
+    let found = inbound(&request(world, link, &snapshot, &local, authority))
+        .map_err(|refuse| (refuse.status(), Failure::InboundRefused(refuse)))?;
     if found.tunnel.is_some_and(|tunnel| tunnel.protocol == TunnelProtocol::Proxy) {
         return Err((503, Failure::Refused(Refuse::Unsupported("application tunnel PROXY"))));
     }

@@ -111,7 +111,8 @@ async fn decide(
     }
     let (mut snapshot, local) = shard.local_workload(&world.pod.info).await?;
     if shard.settings.on_demand {
-        let missing = |snapshot: &Snapshot| demand::outbound(&request(world, snapshot, &local, source, target));
+        let missing =
+            |snapshot: &Snapshot| demand::outbound(&request(world, snapshot, &local, source, target));
         snapshot = Box::pin(shard.looked_up(missing)).await?;
     }
     let plan = route(&request(world, &snapshot, &local, source, target), &mut shard.random.borrow_mut())?;

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use ringway::demo::cluster::READY_BOUND;
-use ringway::demo::node::NodeProxy;
+use ringway::demo::node::{NodeProxy, READY_PORT};
 use ringway::demo::topology::Pod;
 use ringway_e2e::eventually;
 use ringway_e2e::istio_world::{IstioWorld, deny, pod, web};
@@ -224,6 +224,13 @@ fn without_istiod_a_restarted_proxy_serves_nothing_and_says_what_it_waits_for() 
     eventually("traffic flows again", STEP, || call(&world.client, service()).is_ok());
 }
 
+/// A line of the proxy's log has all these words, and the proxy isn't ready.
+fn says(proxy: &NodeProxy, words: &[&str]) {
+    lines::wait_for_message(proxy, words);
+    let (status, _) = proxy.get(READY_PORT, "/healthz/ready").unwrap();
+    assert_eq!(status, 500, "ready, although {words:?}");
+}
+
 #[test]
 fn a_wrong_token_and_an_unknown_root_are_named_where_an_operator_looks() {
     let mut world = IstioWorld::build(&[], &[]);
@@ -233,21 +240,8 @@ fn a_wrong_token_and_an_unknown_root_are_named_where_an_operator_looks() {
     let plane = world.cluster.control_plane.as_mut().unwrap();
     let good =
         std::mem::replace(&mut plane.tokens, directory.join("bad-token-").to_string_lossy().into_owned());
-    let says = |world: &mut IstioWorld, words: &[&str]| {
-        world.cluster.start_in_place(1).unwrap();
-        let mut last = String::new();
-        let until = std::time::Instant::now() + STEP;
-        while !words.iter().all(|word| last.contains(word)) {
-            assert!(std::time::Instant::now() < until, "{words:?} not in: {last}");
-            last = world
-                .near()
-                .get(ringway::demo::node::READY_PORT, "/healthz/ready")
-                .map(|(_, body)| body)
-                .unwrap_or_default();
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
-    says(&mut world, &["10.77.0.100:15012", "authenticat"]);
+    world.cluster.start_in_place(1).unwrap();
+    says(world.near(), &["10.77.0.100:15012", "authentication", "token"]);
     // The token is read anew for each stream: the right one in its place is enough.
     std::fs::copy(format!("{good}1"), &bad).unwrap();
     world.cluster.proxy_mut(1).unwrap().wait_ready(READY_BOUND).unwrap();
@@ -258,7 +252,8 @@ fn a_wrong_token_and_an_unknown_root_are_named_where_an_operator_looks() {
     std::fs::write(&root, papers.roots_pem).unwrap();
     let plane = world.cluster.control_plane.as_mut().unwrap();
     let right = std::mem::replace(&mut plane.root, root.clone());
-    says(&mut world, &["10.77.0.100:15012", "certificate"]);
+    world.cluster.start_in_place(1).unwrap();
+    says(world.near(), &["10.77.0.100:15012", "certificate"]);
     std::fs::copy(right, &root).unwrap();
     world.cluster.proxy_mut(1).unwrap().wait_ready(READY_BOUND).unwrap();
 }
