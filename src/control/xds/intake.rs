@@ -30,9 +30,9 @@ impl Intake {
         Self { ledger, interner, head: Head::default(), resources: 0, payload_bytes: 0 }
     }
 
-    /// The response under way will never be whole.
-    pub fn abandon(&mut self) {
-        self.ledger.abandon();
+    /// The stream is over.
+    pub fn end(&mut self) {
+        self.ledger.end();
         (self.head, self.resources, self.payload_bytes) = (Head::default(), 0, 0);
     }
 
