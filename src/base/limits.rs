@@ -179,8 +179,6 @@ pub const HPACK_TABLE_BYTES: usize = 4_096;
 /// Scratch space a decoder keeps between header blocks; an idle connection should hold next to nothing.
 pub const HPACK_SCRATCH_KEPT_BYTES: usize = 512;
 // mesh: snapshot and files
-/// Workloads of one address or service that are kept as an array; above it a persistent set costs less a change.
-pub const GROUP_ARRAY_WORKLOADS: usize = 16;
 /// A local configuration file; 100,000 workloads take about 50 MB of YAML.
 pub const LOCAL_CONFIG_BYTES: u64 = 256 * 1024 * 1024;
 // Logs.
@@ -277,3 +275,6 @@ pub const CHAIN_CERTIFICATES: usize = 10;
 pub const CHAIN_PEM_BYTES: usize = 64 * 1024;
 /// Roots of one bundle; each identity keeps a copy for the dump.
 pub const BUNDLE_ROOTS: usize = 1_024;
+/// Different bytes of what workloads have in common that are remembered (some 300 each): twice the deployments and
+/// zones of a mesh of a million. Past it they are forgotten and read anew.
+pub const WORKLOAD_FORMS: usize = 131_072;

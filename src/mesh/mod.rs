@@ -6,9 +6,9 @@ pub mod balance;
 pub mod delta;
 #[cfg(test)]
 pub(crate) mod fixture;
-pub mod group;
 pub mod identity;
 pub mod inbound;
+mod index;
 pub mod labels;
 pub mod policy;
 pub mod route;
