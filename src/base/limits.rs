@@ -211,6 +211,8 @@ pub const XDS_REQUESTS_QUEUED: usize = 8_192;
 pub const XDS_DECLARED_BYTES: usize = 3 << 20;
 /// The text of a refusal: the control plane logs it, one line.
 pub const NACK_BYTES: usize = 4_096;
+/// Refused resources of one response that are logged; a control plane of another version may send thousands.
+pub const XDS_REFUSALS_LOGGED: usize = 32;
 /// Look-ups without an answer: each is a few bytes in a request at the next reconnect.
 pub const XDS_LOOKUPS_PENDING: usize = 4_096;
 /// After a reconnect, names that aren't sent again are given up when none came for so long.

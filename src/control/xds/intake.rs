@@ -25,12 +25,13 @@ pub struct Intake {
 
 impl Intake {
     pub fn new(ledger: Ledger) -> Self {
-        Self { ledger, memory: Memory::default(), head: Head::default(), resources: 0, payload_bytes: 0 }
+        let memory = Memory::default();
+        Self { ledger, memory, head: Head::default(), resources: 0, payload_bytes: 0 }
     }
 
-    /// The response under way will never be whole.
-    pub fn abandon(&mut self) {
-        self.ledger.abandon();
+    /// The stream is over.
+    pub fn end(&mut self) {
+        self.ledger.end();
         (self.head, self.resources, self.payload_bytes) = (Head::default(), 0, 0);
     }
 
