@@ -210,12 +210,7 @@ fn without_istiod_a_restarted_proxy_serves_nothing_and_says_what_it_waits_for() 
     call(&world.client, service()).unwrap();
     world.istiod.stop();
     world.cluster.start_in_place(1).unwrap();
-    let proxy = world.near();
-    eventually("readiness names the control plane", STEP, || {
-        proxy
-            .get(ringway::demo::node::READY_PORT, "/healthz/ready")
-            .is_ok_and(|(status, body)| status != 200 && body.contains("10.77.0.100:15012"))
-    });
+    says(world.near(), &["XDS client connection error", "10.77.0.100:15012", "tcp connect error"]);
     for to in [service(), world.server.at(APP_PORT), world.stranger.at(APP_PORT)] {
         assert!(is_refused(&world.client, to), "{to} was reached without a mesh");
     }
