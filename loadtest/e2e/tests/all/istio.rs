@@ -204,6 +204,32 @@ fn certificates_are_renewed_at_half_their_life_and_connections_do_not_notice() {
 }
 
 #[test]
+fn on_demand_each_connection_brings_what_its_way_needs() {
+    let world = IstioWorld::start(&[], &[("XDS_ON_DEMAND", "true")]);
+    let app = Server::start(&world.server, APP_PORT, echo);
+    let known = |kind: &str| world.near().dump().unwrap()[kind].as_array().unwrap().len();
+    assert_eq!(known("services"), 0, "nothing was asked for yet");
+    call(&world.client, service()).unwrap();
+    call(&world.client, world.server.at(APP_PORT)).unwrap();
+    assert!(app.peer_addresses().iter().all(|peer| *peer == world.client.at(0).ip()));
+    lines::wait_for(world.far(), "carried as a call of the mesh", |line| {
+        text(line, "src.identity") == "spiffe://cluster.local/ns/default/sa/client"
+    });
+    assert_eq!(known("services"), 1);
+    // What isn't of the mesh goes where it was meant to go, and is looked up once for a while.
+    let outside = Server::start(&world.stranger, APP_PORT, echo);
+    call(&world.client, world.stranger.at(APP_PORT)).unwrap();
+    assert_eq!(outside.peer_addresses(), [world.client.at(0).ip()]);
+    // What appears later is told of, since it was asked for.
+    let later: SocketAddr = "10.77.200.9:80".parse().unwrap();
+    assert!(call(&world.client, later).is_err(), "nobody has this address yet");
+    world.istiod.apply(&web("server", "10.77.200.9"));
+    eventually("the address leads to the service", STEP, || call(&world.client, later).is_ok());
+    world.istiod.apply(&deny("server", "client"));
+    eventually("policies are held without being asked for", STEP, || is_refused(&world.client, later));
+}
+
+#[test]
 fn without_istiod_a_restarted_proxy_serves_nothing_and_says_what_it_waits_for() {
     let mut world = IstioWorld::start(&[], &[]);
     let _app = Server::start(&world.server, APP_PORT, echo);
