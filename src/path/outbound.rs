@@ -256,7 +256,9 @@ impl Call<'_> {
             Ok(Answer { status, .. }) => Err(Unasked::Answered(Failure::Status(Status(status)))),
             Err(cut) => {
                 let failure = Failure::Http2(format!("no answer: {cut}"));
-                Err(if cut.may_try_again() { Unasked::Unheard(failure) } else { Unasked::Answered(failure) })
+                // Lost with its tunnel, what went ahead may have reached the application there: never send it twice.
+                let unheard = cut.may_try_again() && (ahead == 0 || cut != Cut::Lost);
+                Err(if unheard { Unasked::Unheard(failure) } else { Unasked::Answered(failure) })
             }
         }
     }
