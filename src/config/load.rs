@@ -302,9 +302,7 @@ fn not_yet(config: &Config, reader: &Reader<'_>) -> Vec<String> {
     tell(asks_dns, "ISTIO_META_DNS_CAPTURE=true asks for the DNS proxy");
     let decisions = config.logs.policy_decisions;
     tell(decisions, "AUTHZ_POLICY_INFO_LOGGING=true is set");
-    for name in ["PREFERED_SERVICE_NAMESPACE"] {
-        tell(set(name), &format!("{name} is set"));
-    }
+    tell(set("PREFERED_SERVICE_NAMESPACE"), "PREFERED_SERVICE_NAMESPACE is set");
     tell(config.socks5, "UNSTABLE_ENABLE_SOCKS5=true asks for a SOCKS5 listener");
     lines
 }
