@@ -22,7 +22,7 @@ use ringway::mesh::policy::{Action, Match, Policy, PolicyScope, StringMatch};
 use ringway::mesh::route::{Request, route};
 use ringway::mesh::service::{NetworkIp, Service, ServiceKey};
 use ringway::mesh::snapshot::Snapshot;
-use ringway::mesh::workload::{PortPair, Protocol, Workload};
+use ringway::mesh::workload::{Common, PortPair, Protocol, Shared, Workload};
 
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -43,26 +43,29 @@ fn key(number: u32, interner: &mut Interner) -> ServiceKey {
     }
 }
 
-fn workload(number: u32, interner: &mut Interner) -> Workload {
+fn workload(number: u32, shared: &mut Shared) -> Workload {
     let service = number / WORKLOADS_A_SERVICE;
     let name = format!("service-{service}-5d8f9c7b6-{number:05x}");
-    let key = key(service, interner);
-    let deployment = interner.intern(&format!("service-{service}"));
-    let empty = interner.intern("");
+    let key = key(service, &mut shared.texts);
+    let deployment = shared.texts.intern(&format!("service-{service}"));
+    let common = Common {
+        trust_domain: shared.texts.intern("cluster.local"),
+        service_account: deployment.clone(),
+        workload_name: deployment.clone(),
+        workload_type: shared.texts.intern("deployment"),
+        canonical_name: deployment,
+        canonical_revision: shared.texts.intern("latest"),
+        cluster_id: shared.texts.intern("Kubernetes"),
+        network: shared.texts.intern(""),
+        services: vec![(key.clone(), vec![PortPair { service: 80, target: 8080 }])],
+        namespace: key.namespace,
+        ..Common::default()
+    };
     Workload {
         addresses: vec![ip([10, 0], number)],
         protocol: Protocol::Hbone,
-        trust_domain: interner.intern("cluster.local"),
-        service_account: deployment.clone(),
-        node: interner.intern(&format!("node-{}", number % 1_000)),
-        workload_name: deployment.clone(),
-        workload_type: interner.intern("deployment"),
-        canonical_name: deployment,
-        canonical_revision: interner.intern("latest"),
-        cluster_id: interner.intern("Kubernetes"),
-        network: empty,
-        services: vec![(key.clone(), vec![PortPair { service: 80, target: 8080 }])],
-        namespace: key.namespace,
+        node: shared.texts.intern(&format!("node-{}", number % 1_000)),
+        common: shared.commons.share(common),
         ..Workload::plain(&format!("Kubernetes//Pod/ns-{}/{name}", service % 100), "", &name)
     }
 }
@@ -98,19 +101,19 @@ fn resident_bytes() -> usize {
     pages.split(' ').nth(1).and_then(|count| count.parse::<usize>().ok()).map_or(0, |count| count * 4096)
 }
 
-fn build(interner: &mut Interner) -> Snapshot {
+fn build(shared: &mut Shared) -> Snapshot {
     let mut snapshot = Snapshot::default();
     snapshot.synced = true;
     let before = resident_bytes();
     // As pushes come: in slices, services first.
     for slice in 0..(WORKLOADS / 1_000) {
         let services = (slice * 100..(slice + 1) * 100).map(|number| Change::Service {
-            service: Arc::new(service(number, interner)),
+            service: Arc::new(service(number, &mut shared.texts)),
             endpoints: Vec::new(),
         });
         let services: Vec<_> = services.collect();
         let workloads = (slice * 1_000..(slice + 1) * 1_000)
-            .map(|number| Change::Workload(Arc::new(workload(number, interner))));
+            .map(|number| Change::Workload(Arc::new(workload(number, shared))));
         snapshot = apply(&snapshot, services.into_iter().chain(workloads), Some("node-1"));
     }
     let taken = resident_bytes() - before;
@@ -119,15 +122,15 @@ fn build(interner: &mut Interner) -> Snapshot {
 }
 
 fn decisions(criterion: &mut Criterion) {
-    let mut interner = Interner::default();
-    let snapshot = build(&mut interner);
-    let source = workload(5, &mut interner);
+    let mut shared = Shared::default();
+    let snapshot = build(&mut shared);
+    let source = workload(5, &mut shared);
 
     let mut flip = 0_u32;
     criterion.bench_function("apply one change to 100k workloads", |bench| {
         bench.iter(|| {
             flip += 1;
-            let changed = Workload { capacity: flip, ..workload(50_000, &mut interner) };
+            let changed = Workload { capacity: flip, ..workload(50_000, &mut shared) };
             black_box(apply(&snapshot, [Change::Workload(Arc::new(changed))], Some("node-1")))
         });
     });

@@ -9,6 +9,7 @@ use tracing::{info, warn};
 
 use crate::base::limits::{ORDERS_QUEUED, REPORTS_QUEUED};
 use crate::base::version::BuildInfo;
+use crate::bridge::absent::Absent;
 use crate::bridge::identities::Identities;
 use crate::bridge::mailbox::mailbox;
 use crate::bridge::order::{Order, Pod, PodInfo, PodKind};
@@ -57,6 +58,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
     let profile = choose_profile(config);
     let published = Arc::new(Published::new(Snapshot::default()));
     let identities = Arc::new(Identities::default());
+    let absent = Arc::new(Absent::default());
     let (reports, letters) =
         mailbox::<Report>(REPORTS_QUEUED).context("cannot make the mailbox of reports")?;
 
@@ -70,6 +72,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
             settings: settings.clone(),
             published: published.clone(),
             identities: identities.clone(),
+            absent: absent.clone(),
             orders: letters,
             reports: reports.clone(),
             lines: logs.sink(),
@@ -84,7 +87,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
         file: local_source(config),
         control_plane: control_plane(config)?,
         local_node: config.place.local_node.as_deref().map(Into::into),
-        absent: Arc::default(),
+        absent,
         signer: signer(config, profile)?,
         certificate_ttl: config.sources.secret_ttl,
         mode: match config.mode {

@@ -8,8 +8,9 @@ pub const HANDSHAKE_DEADLINE_MS: u64 = 10_000;
 pub const SETTINGS_DEADLINE_MS: u64 = 10_000;
 /// The answer to a CONNECT: the far side may hold it for its certificate or workload for 30 s.
 pub const CONNECT_ANSWER_DEADLINE_MS: u64 = 45_000;
-/// How long a connection waits for the workload record of its own pod (the reference's value).
-pub const LOCAL_WORKLOAD_DEADLINE_MS: u64 = 5_000;
+/// A connection that waits longer than this for its certificate or its pod's record says so in the log; no shard says so
+/// more often.
+pub const WAIT_TOLD_MS: u64 = 1_000;
 /// After one side has finished, the other may stay silent this long before both are closed.
 pub const HALF_CLOSE_IDLE_MS: u64 = 3_600_000;
 /// A lingering close: how long an orderly FIN waits for the peer's, reading and discarding, before the socket goes.
@@ -179,8 +180,6 @@ pub const HPACK_TABLE_BYTES: usize = 4_096;
 /// Scratch space a decoder keeps between header blocks; an idle connection should hold next to nothing.
 pub const HPACK_SCRATCH_KEPT_BYTES: usize = 512;
 // mesh: snapshot and files
-/// Workloads of one address or service that are kept as an array; above it a persistent set costs less a change.
-pub const GROUP_ARRAY_WORKLOADS: usize = 16;
 /// A local configuration file; 100,000 workloads take about 50 MB of YAML.
 pub const LOCAL_CONFIG_BYTES: u64 = 256 * 1024 * 1024;
 // Logs.
@@ -212,6 +211,8 @@ pub const XDS_REQUESTS_QUEUED: usize = 8_192;
 pub const XDS_DECLARED_BYTES: usize = 3 << 20;
 /// The text of a refusal: the control plane logs it, one line.
 pub const NACK_BYTES: usize = 4_096;
+/// Refused resources of one response that are logged; a control plane of another version may send thousands.
+pub const XDS_REFUSALS_LOGGED: usize = 32;
 /// Look-ups without an answer: each is a few bytes in a request at the next reconnect.
 pub const XDS_LOOKUPS_PENDING: usize = 4_096;
 /// After a reconnect, names that aren't sent again are given up when none came for so long.
@@ -278,3 +279,6 @@ pub const CHAIN_CERTIFICATES: usize = 10;
 pub const CHAIN_PEM_BYTES: usize = 64 * 1024;
 /// Roots of one bundle; each identity keeps a copy for the dump.
 pub const BUNDLE_ROOTS: usize = 1_024;
+/// Different bytes of what workloads have in common that are remembered (some 300 each): twice the deployments and
+/// zones of a mesh of a million. Past it they are forgotten and read anew.
+pub const WORKLOAD_FORMS: usize = 131_072;

@@ -1,7 +1,8 @@
 //! Shared, immutable text. Names repeat a great deal in a mesh (namespaces, clusters, trust domains), so an
-//! `Interner` on the control thread hands out one allocation for each distinct value.
+//! `Interner` on the control thread hands out one allocation for each distinct value; a `Pool` does so for others.
 
 use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::Arc;
 
 /// Immutable text that is cheap to clone and may cross threads.
@@ -13,26 +14,49 @@ pub fn beginning(text: &str, bytes: usize) -> &str {
     text.get(..end.unwrap_or_default()).unwrap_or_default()
 }
 
-/// Gives equal strings one allocation. Owned by one thread; forgets values that nobody else holds.
-#[derive(Default)]
-pub struct Interner {
-    known: HashSet<Text, foldhash::fast::RandomState>,
+/// Gives equal values one allocation. Owned by one thread; forgets values that nobody else holds.
+pub struct Pool<T: ?Sized> {
+    known: HashSet<Arc<T>, foldhash::fast::RandomState>,
     sweep_at: usize,
 }
 
-impl Interner {
+/// Gives equal strings one allocation.
+pub type Interner = Pool<str>;
+
+impl<T: ?Sized> Default for Pool<T> {
+    fn default() -> Self {
+        Self { known: HashSet::default(), sweep_at: 0 }
+    }
+}
+
+impl Pool<str> {
     /// The shared copy of `value`.
     pub fn intern(&mut self, value: &str) -> Text {
         if let Some(known) = self.known.get(value) {
             return known.clone();
         }
+        self.add(value.into())
+    }
+}
+
+impl<T: Hash + Eq> Pool<T> {
+    /// The shared copy of `value`.
+    pub fn share(&mut self, value: T) -> Arc<T> {
+        if let Some(known) = self.known.get(&value) {
+            return known.clone();
+        }
+        self.add(Arc::new(value))
+    }
+}
+
+impl<T: Hash + Eq + ?Sized> Pool<T> {
+    fn add(&mut self, value: Arc<T>) -> Arc<T> {
         if self.known.len() >= self.sweep_at {
-            self.known.retain(|text| Arc::strong_count(text) > 1);
+            self.known.retain(|value| Arc::strong_count(value) > 1);
             self.sweep_at = (self.known.len() * 2).max(1024);
         }
-        let text: Text = value.into();
-        self.known.insert(text.clone());
-        text
+        self.known.insert(value.clone());
+        value
     }
 }
 

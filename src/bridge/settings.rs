@@ -30,6 +30,10 @@ pub struct Settings {
     pub termination_deadline: Duration,
     /// How long a connection waits for a certificate (`RINGWAY_CERTIFICATE_DEADLINE`).
     pub certificate_deadline: Duration,
+    /// How long a connection waits for the record of its pod, or for a look-up (`RINGWAY_WORKLOAD_DEADLINE`).
+    pub workload_deadline: Duration,
+    /// `XDS_ON_DEMAND`: what the snapshot doesn't hold must be asked for.
+    pub on_demand: bool,
     /// `ENABLE_RESPONSE_BAGGAGE`.
     pub response_baggage: bool,
     pub log_json: bool,

@@ -236,6 +236,7 @@ fn data_plane(reader: &mut Reader<'_>, mode: &ProxyMode) -> DataPlane {
         pool_idle: reader.duration("POOL_UNUSED_RELEASE_TIMEOUT"),
         termination_deadline: termination_deadline(reader),
         certificate_deadline: reader.duration("RINGWAY_CERTIFICATE_DEADLINE"),
+        workload_deadline: reader.duration("RINGWAY_WORKLOAD_DEADLINE"),
         response_baggage: reader.flag("ENABLE_RESPONSE_BAGGAGE"),
         localhost_app_tunnel: reader.flag("LOCALHOST_APP_TUNNEL"),
         pod_shards: pod_shards.and_then(|shards| usize::try_from(shards).ok()),
@@ -302,9 +303,7 @@ fn not_yet(config: &Config, reader: &Reader<'_>) -> Vec<String> {
     tell(asks_dns, "ISTIO_META_DNS_CAPTURE=true asks for the DNS proxy");
     let decisions = config.logs.policy_decisions;
     tell(decisions, "AUTHZ_POLICY_INFO_LOGGING=true is set");
-    for name in ["PREFERED_SERVICE_NAMESPACE"] {
-        tell(set(name), &format!("{name} is set"));
-    }
+    tell(set("PREFERED_SERVICE_NAMESPACE"), "PREFERED_SERVICE_NAMESPACE is set");
     tell(config.socks5, "UNSTABLE_ENABLE_SOCKS5=true asks for a SOCKS5 listener");
     lines
 }

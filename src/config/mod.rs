@@ -130,6 +130,7 @@ pub struct DataPlane {
     pub pool_idle: Duration,
     pub termination_deadline: Duration,
     pub certificate_deadline: Duration,
+    pub workload_deadline: Duration,
     pub response_baggage: bool,
     pub localhost_app_tunnel: bool,
     /// `None`: the default, which depends on the number of shards.
@@ -293,6 +294,8 @@ impl Config {
             pool_idle: self.data.pool_idle,
             termination_deadline: self.data.termination_deadline,
             certificate_deadline: self.data.certificate_deadline,
+            workload_deadline: self.data.workload_deadline,
+            on_demand: self.sources.xds_on_demand,
             response_baggage: self.data.response_baggage,
             log_json: self.logs.format == Format::Json,
             pod_shards: self.data.pod_shards.unwrap_or(DEFAULT_POD_SHARDS).min(shards).max(1),

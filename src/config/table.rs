@@ -371,6 +371,12 @@ pub const VARIABLES: &[Variable] = &[
         "How long a connection waits for a certificate before it is refused.",
     ),
     row(
+        "RINGWAY_WORKLOAD_DEADLINE",
+        Kind::Duration,
+        Is("5s"),
+        "How long a connection waits until the mesh knows its pod, or until a look-up is answered (XDS_ON_DEMAND).",
+    ),
+    row(
         "RINGWAY_AEAD",
         Kind::Choice(&["auto", "ring", "aws-lc-rs"]),
         Is("auto"),

@@ -181,7 +181,9 @@ impl Ca {
 
     fn hold(&mut self, identity: &Identity, credential: Credential, now: SystemTime) -> bool {
         let Some(kept) = self.kept.get_mut(identity) else { return false };
-        let due = renewal(&credential, self.random.f64()).max(now + first_backoff());
+        // Counted from now: authorities begin a certificate some minutes back, which is much of a short life.
+        let left = credential.not_after().duration_since(now).unwrap_or_default();
+        let due = now + left.mul_f64(renewal_part(&mut self.random)).max(first_backoff());
         kept.backoff = first_backoff();
         kept.last_error = None;
         kept.held = Some(Arc::new(credential));
@@ -249,7 +251,8 @@ impl Ca {
     fn adopt(&mut self, identity: &Identity, now: SystemTime) {
         let Some(kept) = self.kept.get(identity) else { return };
         if let (Place::Queued(Urgency::Renewal, due), Some(held)) = (kept.place, kept.valid(now)) {
-            let due = renewal(held, self.random.f64()).min(due);
+            let life = held.not_after().duration_since(held.not_before()).unwrap_or_default();
+            let due = (held.not_before() + life.mul_f64(renewal_part(&mut self.random))).min(due);
             self.plan(identity, Urgency::Renewal, due, now);
         }
     }
@@ -359,10 +362,9 @@ fn valid_now(credential: Credential, now: SystemTime) -> Result<Credential, Unsi
     )))
 }
 
-/// Half of the certificate's life, up to a tenth of it earlier, so that a node's certificates drift apart.
-fn renewal(credential: &Credential, random: f64) -> SystemTime {
-    let life = credential.not_after().duration_since(credential.not_before()).unwrap_or_default();
-    credential.not_before() + life.mul_f64(0.5 - 0.1 * random)
+/// Half of a life, up to a tenth of it earlier, so that a node's certificates drift apart.
+fn renewal_part(random: &mut fastrand::Rng) -> f64 {
+    0.5 - 0.1 * random.f64()
 }
 
 fn first_backoff() -> Duration {

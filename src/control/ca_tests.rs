@@ -87,6 +87,19 @@ fn a_wanted_identity_is_signed_once_and_renewed_at_half_its_life() {
     assert_eq!(scene.sign(now + DAY.mul_f64(0.51)), ["a"]);
 }
 
+/// The authority of these tests begins certificates two minutes back, as istiod does.
+#[test]
+fn a_short_life_is_halved_too() {
+    let mut scene = scene();
+    let now = SystemTime::now();
+    scene.local("a", now);
+    let ticket = scene.ca.next(now).unwrap();
+    let credential = scene.credential(&identity("a"), now + Duration::from_secs(20));
+    scene.ca.finished(ticket, Ok(credential), now);
+    assert!(scene.ca.next(now + Duration::from_secs(7)).is_none(), "too early");
+    assert!(scene.ca.next(now + Duration::from_secs(11)).is_some());
+}
+
 #[test]
 fn a_failing_authority_leaves_what_is_valid_and_then_says_why() {
     let mut scene = scene();
@@ -243,12 +256,20 @@ fn what_nobody_local_has_is_used_to_its_end_and_never_renewed() {
     assert_eq!(scene.sign(later), ["b"]);
     assert!(!scene.sign(now + DAY + Duration::from_secs(1)).contains(&"a".to_owned()));
     assert_eq!(scene.why("a", now + DAY + Duration::from_secs(1)), "unknown");
-    // A refusal stands for its pause, then the next connection asks anew.
-    scene.ca.want(identity("c"), now);
-    assert_eq!(scene.refuse(later, &Unsigned::failed("no")), 1);
-    assert_eq!(scene.why("c", later), "no");
-    assert_eq!(scene.refuse(later + Duration::from_secs(2), &Unsigned::failed("no")), 0);
-    assert_eq!(scene.why("c", later), "unknown");
+}
+
+#[test]
+fn a_refusal_of_what_nobody_local_has_stands_for_its_pause_then_a_connection_asks_anew() {
+    let mut scene = scene();
+    let now = SystemTime::now();
+    scene.ca.want(identity("a"), now);
+    assert_eq!(scene.refuse(now, &Unsigned::failed("no")), 1);
+    assert_eq!(scene.why("a", now), "no");
+    let later = now + Duration::from_secs(2);
+    assert_eq!(scene.refuse(later, &Unsigned::failed("no")), 0);
+    assert_eq!(scene.why("a", later), "unknown");
+    scene.ca.want(identity("a"), later);
+    assert_eq!(scene.sign(later), ["a"]);
 }
 
 #[test]

@@ -18,8 +18,8 @@ use crate::mesh::service::{
     Service, ServiceKey, Visibility,
 };
 use crate::mesh::workload::{
-    ApplicationTunnel, GatewayAddress, GatewayDestination, Health, Locality, NetworkMode, PortPair, Protocol,
-    TunnelProtocol, Workload,
+    ApplicationTunnel, Common, GatewayAddress, GatewayDestination, Health, Locality, NetworkMode, PortPair,
+    Protocol, Shared, TunnelProtocol, Workload,
 };
 
 /// Reads a file's text.
@@ -41,24 +41,25 @@ struct FileForm {
 
 impl FileForm {
     fn into_config(self) -> Result<LocalConfig, FileError> {
-        let mut interner = Interner::default();
+        let mut shared = Shared::default();
         let mut config = LocalConfig::default();
         for (number, form) in self.workloads.into_iter().enumerate() {
-            let workload = form.into_workload(&format!("workloads[{number}]"), &mut interner)?;
+            let workload = form.into_workload(&format!("workloads[{number}]"), &mut shared)?;
             let name = workload.uid.clone();
             if config.workloads.insert(name.clone(), Arc::new(workload)).is_some() {
                 return Err(FileError::Twice { what: "workload", name });
             }
         }
         for (number, form) in self.policies.into_iter().enumerate() {
-            let policy = form.into_policy(number, &mut interner, &mut config.problems);
+            let policy = form.into_policy(number, &mut shared.texts, &mut config.problems);
             let name: Text = format!("{}/{}", policy.namespace, policy.name).into();
             if config.policies.insert(name.clone(), Arc::new(policy)).is_some() {
                 return Err(FileError::Twice { what: "policy", name });
             }
         }
         for (number, form) in self.services.into_iter().enumerate() {
-            let (service, endpoints) = form.into_service(&format!("services[{number}]"), &mut interner)?;
+            let (service, endpoints) =
+                form.into_service(&format!("services[{number}]"), &mut shared.texts)?;
             let key = service.key.clone();
             if config.services.insert(key.clone(), (Arc::new(service), endpoints)).is_some() {
                 return Err(FileError::Twice { what: "service", name: key.to_string().into() });
@@ -127,18 +128,44 @@ fn one() -> u32 {
 }
 
 impl WorkloadForm {
-    fn into_workload(self, at: &str, interner: &mut Interner) -> Result<Workload, Problem> {
+    fn into_workload(self, at: &str, shared: &mut Shared) -> Result<Workload, Problem> {
+        let interner = &mut shared.texts;
         let mut services = Vec::with_capacity(self.services.len());
         for (name, ports) in &self.services {
             services.push((service_key(&format!("{at}.services"), name, interner)?, pairs(ports)));
         }
         let locality = self.locality.unwrap_or_default();
+        let common = Common {
+            namespace: interner.intern(&self.namespace),
+            network: interner.intern(&self.network),
+            trust_domain: interner.intern(&self.trust_domain),
+            service_account: interner.intern(&self.service_account),
+            waypoint: gateway(&format!("{at}.waypoint"), self.waypoint, interner)?,
+            network_gateway: gateway(&format!("{at}.networkGateway"), self.network_gateway, interner)?,
+            workload_name: interner.intern(&self.workload_name),
+            workload_type: interner.intern(&self.workload_type),
+            canonical_name: interner.intern(&self.canonical_name),
+            canonical_revision: interner.intern(&self.canonical_revision),
+            hostname: interner.intern(&self.hostname),
+            application_tunnel: self.application_tunnel.map(Into::into),
+            authorization_policies: self
+                .authorization_policies
+                .iter()
+                .map(|name| interner.intern(name))
+                .collect(),
+            cluster_id: interner.intern(&self.cluster_id),
+            locality: Locality {
+                region: interner.intern(&locality.region),
+                zone: interner.intern(&locality.zone),
+                subzone: interner.intern(&locality.subzone),
+            },
+            services,
+        };
         Ok(Workload {
             uid: self.uid.into(),
             name: self.name.into(),
-            namespace: interner.intern(&self.namespace),
             addresses: self.workload_ips,
-            network: interner.intern(&self.network),
+            node: interner.intern(&self.node),
             network_mode: match self.network_mode {
                 NetworkModeForm::Standard => NetworkMode::Standard,
                 NetworkModeForm::HostNetwork => NetworkMode::HostNetwork,
@@ -147,38 +174,10 @@ impl WorkloadForm {
                 ProtocolForm::Tcp => Protocol::Tcp,
                 ProtocolForm::Hbone => Protocol::Hbone,
             },
-            trust_domain: interner.intern(&self.trust_domain),
-            service_account: interner.intern(&self.service_account),
-            waypoint: gateway(&format!("{at}.waypoint"), self.waypoint, interner)?,
-            network_gateway: gateway(&format!("{at}.networkGateway"), self.network_gateway, interner)?,
-            node: interner.intern(&self.node),
-            workload_name: interner.intern(&self.workload_name),
-            workload_type: interner.intern(&self.workload_type),
-            canonical_name: interner.intern(&self.canonical_name),
-            canonical_revision: interner.intern(&self.canonical_revision),
-            hostname: interner.intern(&self.hostname),
             native_tunnel: self.native_tunnel,
-            application_tunnel: self.application_tunnel.map(|tunnel| ApplicationTunnel {
-                protocol: match tunnel.protocol {
-                    TunnelProtocolForm::None => TunnelProtocol::None,
-                    TunnelProtocolForm::Proxy => TunnelProtocol::Proxy,
-                },
-                port: tunnel.port.filter(|port| *port > 0),
-            }),
-            authorization_policies: self
-                .authorization_policies
-                .iter()
-                .map(|name| interner.intern(name))
-                .collect(),
             status: self.status.into(),
-            cluster_id: interner.intern(&self.cluster_id),
-            locality: Locality {
-                region: interner.intern(&locality.region),
-                zone: interner.intern(&locality.zone),
-                subzone: interner.intern(&locality.subzone),
-            },
-            services,
             capacity: self.capacity,
+            common: shared.commons.share(common),
         })
     }
 }
@@ -412,6 +411,18 @@ impl PolicyForm {
 struct TunnelForm {
     protocol: TunnelProtocolForm,
     port: Option<u16>,
+}
+
+impl From<TunnelForm> for ApplicationTunnel {
+    fn from(form: TunnelForm) -> Self {
+        Self {
+            protocol: match form.protocol {
+                TunnelProtocolForm::None => TunnelProtocol::None,
+                TunnelProtocolForm::Proxy => TunnelProtocol::Proxy,
+            },
+            port: form.port.filter(|port| *port > 0),
+        }
+    }
 }
 
 #[derive(Deserialize, Default)]

@@ -12,7 +12,7 @@ use tracing::{error, info, warn};
 
 use crate::base::limits::{
     LOOKUPS_QUEUED, MESH_THREAD_NICE, PUBLISH_PAUSE_MS, RETIRE_MS, SOURCE_POLL_MS, UPDATES_QUEUED,
-    XDS_PARTS_QUEUED, XDS_REQUESTS_QUEUED,
+    XDS_PARTS_QUEUED, XDS_REFUSALS_LOGGED, XDS_REQUESTS_QUEUED,
 };
 use crate::base::text::Text;
 use crate::bridge::absent::AbsentNames;
@@ -256,7 +256,7 @@ impl Mesh {
         let Some(asking) = &mut self.discovery else { return };
         match word {
             Word::Opened(stream) => {
-                asking.intake.abandon();
+                asking.intake.end();
                 self.absent.clear();
                 asking.trouble = None;
                 for mut request in asking.intake.ledger.begin() {
@@ -269,7 +269,7 @@ impl Mesh {
             }
             Word::Part(part) => self.part(part, now),
             Word::Closed { why } => {
-                asking.intake.abandon();
+                asking.intake.end();
                 asking.stream = None;
                 asking.trouble = Some(why);
                 self.explain();
@@ -287,7 +287,7 @@ impl Mesh {
             Ok(None) => {}
             Ok(Some(step)) => self.step(step, now),
             Err(error) => {
-                asking.intake.abandon();
+                asking.intake.end();
                 asking.fault(Fault::Unreadable(error.to_string()));
             }
         }
@@ -295,8 +295,12 @@ impl Mesh {
 
     fn step(&mut self, step: Step, now: Instant) {
         let Some(asking) = &mut self.discovery else { return };
-        for refused in &step.refused {
+        for refused in step.refused.iter().take(XDS_REFUSALS_LOGGED) {
             warn!(target: "ztunnel::xds", "refused {}: {}", refused.name, refused.reason);
+        }
+        if step.refused.len() > XDS_REFUSALS_LOGGED {
+            let more = step.refused.len() - XDS_REFUSALS_LOGGED;
+            warn!(target: "ztunnel::xds", "refused {more} more resources of the same response");
         }
         tell_of_policies(&self.current, &step.changes);
         if let Some(stream) = &asking.stream {

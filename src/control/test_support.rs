@@ -30,6 +30,8 @@ pub fn settings() -> Settings {
         pool_streams: 100,
         pool_idle: Duration::from_secs(300),
         certificate_deadline: Duration::from_secs(1),
+        workload_deadline: Duration::from_secs(1),
+        on_demand: false,
         termination_deadline: Duration::from_secs(5),
         response_baggage: false,
         log_json: false,

@@ -182,7 +182,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::mesh::fixture::{gateway, mesh, pod, service, serving};
+    use crate::mesh::fixture::{gateway, mesh, pod, service, serving, with};
     use crate::mesh::service::HealthPolicy;
     use crate::mesh::workload::{ApplicationTunnel, Locality, TunnelProtocol};
 
@@ -193,7 +193,10 @@ mod tests {
 
     fn placed(name: &str, network: &str, region: &str, zone: &str) -> Workload {
         let locality = Locality { region: region.into(), zone: zone.into(), subzone: "".into() };
-        let workload = Workload { network: network.into(), locality, ..pod(name, &["10.0.0.2"]) };
+        let workload = with(pod(name, &["10.0.0.2"]), |common| {
+            common.network = network.into();
+            common.locality = locality;
+        });
         serving(workload, "web", &[(80, 80)])
     }
 
@@ -272,13 +275,12 @@ mod tests {
         let web = service("web", &[], &[(80, 80)]);
         let homeless = |network: &str, to| Workload {
             addresses: vec![],
-            network_gateway: to,
-            ..placed("homeless", network, "r1", "z1")
+            ..with(placed("homeless", network, "r1", "z1"), |common| common.network_gateway = to)
         };
         assert!(chosen(&web, &[homeless("here", gateway("10.0.0.9", 1))]).is_empty());
         assert!(chosen(&web, &[homeless("far", None)]).is_empty());
         assert_eq!(chosen(&web, &[homeless("far", gateway("10.0.0.9", 1))]).len(), 1);
-        let named = Workload { hostname: "h".into(), ..homeless("here", None) };
+        let named = with(homeless("here", None), |common| common.hostname = "h".into());
         assert_eq!(chosen(&web, &[named]).len(), 1);
     }
 
@@ -287,7 +289,8 @@ mod tests {
         let way = service("web", &[], &[(80, 80)]);
         let port_of = |tunnel: Option<Option<u16>>| {
             let tunnel = tunnel.map(|port| ApplicationTunnel { protocol: TunnelProtocol::Proxy, port });
-            let waypoint = Workload { application_tunnel: tunnel, ..placed("waypoint", "here", "r1", "z1") };
+            let waypoint = placed("waypoint", "here", "r1", "z1");
+            let waypoint = with(waypoint, |common| common.application_tunnel = tunnel);
             let snapshot = mesh([waypoint.clone().into(), way.clone().into()]);
             let mut random = fastrand::Rng::with_seed(1);
             pick(&snapshot, &way, 15008, &waypoint, Purpose::Waypoint, &mut random).map(|chosen| chosen.port)

@@ -2,16 +2,16 @@
 //! the snapshot that its contents alone would make: endpoints follow from the workloads that name a service, known
 //! or not yet, and a health policy filters when it is read, so nothing has to be sent again when either changes.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeSet;
+use std::hash::Hash;
 use std::sync::Arc;
 
 use crate::base::text::Text;
-use crate::mesh::group::{ByUid, Group, PersistentMap};
+use crate::mesh::index::Index;
 use crate::mesh::policy::Policy;
 use crate::mesh::service::{Endpoint, Service, ServiceKey};
-use crate::mesh::snapshot::{Held, Services, Snapshot, scope_name};
-use crate::mesh::workload::{NetworkMode, Workload};
+use crate::mesh::snapshot::{Held, PersistentMap, Services, Snapshot, scope_name};
+use crate::mesh::workload::Workload;
 
 /// One change. An upsert replaces what has the same key.
 #[derive(Clone, PartialEq, Debug)]
@@ -34,180 +34,129 @@ pub enum Change {
     RemovePolicy(Text),
 }
 
-/// The snapshot after `changes`. Of several changes of one thing the last counts, and what says nothing new leaves
-/// even the version as it was: a full push after a reconnect costs a comparison each. `local_node`: whose workloads are
-/// found by `Snapshot::local_workload`; all, where it isn't set.
+/// The snapshot after `changes`, in their order. What says nothing new leaves even the version as it was: a full
+/// push after a reconnect costs a comparison each. `local_node`: whose workloads are found by
+/// `Snapshot::local_workload`; all, where it isn't set.
 pub fn apply(
     snapshot: &Snapshot,
     changes: impl IntoIterator<Item = Change>,
     local_node: Option<&str>,
 ) -> Snapshot {
+    let local_node = local_node.filter(|node| !node.is_empty());
     let mut next = snapshot.clone();
-    let mut batch = Batch::default();
+    let mut news = News::None;
     for change in changes {
-        batch.take(&next, change);
+        let told = match change {
+            Change::Workload(workload) => set_workload(&mut next, &workload.uid, Some(&workload), local_node),
+            Change::RemoveWorkload(uid) => set_workload(&mut next, &uid, None, local_node),
+            Change::Service { service, endpoints } => {
+                let key = service.key.clone();
+                set_service(&mut next, &key, Some(Held { service, given: endpoints.into() }))
+            }
+            Change::RemoveService(key) => set_service(&mut next, &key, None),
+            Change::RemoveAddress(name) if next.workload(&name).is_some() => {
+                set_workload(&mut next, &name, None, local_node)
+            }
+            Change::RemoveAddress(name) => {
+                name.parse().map_or(News::None, |key| set_service(&mut next, &key, None))
+            }
+            Change::Policy { key, policy } => set_policy(&mut next, &key, Some(policy)),
+            Change::RemovePolicy(key) => set_policy(&mut next, &key, None),
+        };
+        news = news.max(told);
     }
-    batch.forget_repetitions(snapshot);
-    if batch.is_empty() {
-        return next;
-    }
-    next.version = snapshot.version.wrapping_add(1);
-    if !batch.policies.is_empty() {
-        next.policy_version = snapshot.policy_version.wrapping_add(1);
-    }
-    batch.carry_out(&mut next, local_node.filter(|node| !node.is_empty()));
+    next.version = next.version.wrapping_add(u64::from(news != News::None));
+    next.policy_version = next.policy_version.wrapping_add(u64::from(news == News::Verdicts));
     next
 }
 
-/// The last word on each thing. A thing that goes and comes in one batch is one replacement.
-#[derive(Default)]
-struct Batch {
-    workloads: BTreeMap<Text, Option<Arc<Workload>>>,
-    services: BTreeMap<ServiceKey, Option<Held>>,
-    policies: BTreeMap<Text, Option<Arc<Policy>>>,
+/// What changes said that wasn't known.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum News {
+    None,
+    /// Something that new connections see.
+    Mesh,
+    /// Something that decides about open ones too.
+    Verdicts,
 }
 
-impl Batch {
-    fn is_empty(&self) -> bool {
-        self.workloads.is_empty() && self.services.is_empty() && self.policies.is_empty()
-    }
-
-    fn take(&mut self, before: &Snapshot, change: Change) {
-        match change {
-            Change::Workload(workload) => {
-                self.workloads.insert(workload.uid.clone(), Some(workload));
-            }
-            Change::RemoveWorkload(uid) => {
-                self.workloads.insert(uid, None);
-            }
-            Change::Service { service, endpoints } => {
-                let key = service.key.clone();
-                self.services.insert(key, Some(Held { service, given: endpoints.into() }));
-            }
-            Change::RemoveService(key) => {
-                self.services.insert(key, None);
-            }
-            Change::RemoveAddress(name) => {
-                let workload = match self.workloads.get(&name) {
-                    Some(pending) => pending.is_some(),
-                    None => before.workload(&name).is_some(),
-                };
-                if workload {
-                    self.workloads.insert(name, None);
-                } else if let Ok(key) = name.parse() {
-                    self.services.insert(key, None);
-                }
-            }
-            Change::Policy { key, policy } => {
-                self.policies.insert(key, Some(policy));
-            }
-            Change::RemovePolicy(key) => {
-                self.policies.insert(key, None);
-            }
-        }
-    }
-
-    fn forget_repetitions(&mut self, before: &Snapshot) {
-        self.workloads.retain(|uid, new| before.workload(uid) != new.as_ref());
-        self.services.retain(|key, new| before.services.get(key) != new.as_ref());
-        self.policies.retain(|key, new| before.policies.get(key) != new.as_ref());
-    }
-
-    fn carry_out(self, next: &mut Snapshot, local_node: Option<&str>) {
-        for (uid, workload) in self.workloads {
-            if let Some(old) = next.workloads.remove_with_key(&*uid).map(|(member, ())| member.0) {
-                let keep = workload.as_ref().map(|new| new.services.as_slice()).unwrap_or_default();
-                unindex_workload(next, &old, keep, local_node);
-            }
-            if let Some(new) = workload {
-                index_workload(next, &new, local_node);
-                next.workloads.insert(ByUid(new), ());
-            }
-        }
-        for (key, held) in self.services {
-            if let Some(old) = next.services.remove(&key) {
-                unindex_service(next, &old.service);
-            }
-            if let Some(new) = held {
-                index_service(next, &new.service);
-                next.services.insert(key, new);
-            }
-        }
-        for (key, policy) in self.policies {
-            if let Some(old) = next.policies.remove(&key) {
-                file_policy(next, &key, &old, false);
-            }
-            if let Some(new) = policy {
-                file_policy(next, &key, &new, true);
-                next.policies.insert(key, new);
-            }
-        }
-    }
-}
-
-/// Addresses that find a workload. Host-network ones share their node's, so no address tells them apart.
-fn addresses(workload: &Workload) -> &[IpAddr] {
-    match workload.network_mode {
-        NetworkMode::Standard => &workload.addresses,
-        NetworkMode::HostNetwork => &[],
-    }
-}
-
-fn is_local(workload: &Workload, local_node: Option<&str>) -> bool {
-    local_node.is_none_or(|node| *workload.node == *node)
-}
-
-fn index_workload(next: &mut Snapshot, workload: &Arc<Workload>, local_node: Option<&str>) {
-    for ip in addresses(workload) {
-        join(&mut next.addresses, *ip, workload);
-    }
-    for (service, _) in &workload.services {
-        join(&mut next.endpoints, service.clone(), workload);
-    }
-    if !workload.hostname.is_empty() {
-        join(&mut next.workload_hosts, workload.hostname.clone(), workload);
-    }
-    if is_local(workload, local_node) {
-        join(&mut next.local, workload.name.clone(), workload);
-    }
-}
-
-/// `kept`: services that the workload's successor serves as well; its place there is overwritten, not emptied.
-fn unindex_workload(
+/// Puts `new` in the place of what is there.
+fn set_workload(
     next: &mut Snapshot,
-    workload: &Workload,
-    kept: &[(ServiceKey, Vec<crate::mesh::workload::PortPair>)],
+    uid: &str,
+    new: Option<&Arc<Workload>>,
+    local_node: Option<&str>,
+) -> News {
+    let old = next.workload(uid).cloned();
+    if old.as_ref() == new {
+        return News::None;
+    }
+    let both = old.as_ref().zip(new);
+    let guarded_anew =
+        both.is_some_and(|(old, new)| old.authorization_policies != new.authorization_policies);
+    index_workload(next, old.as_ref(), new, local_node);
+    if guarded_anew { News::Verdicts } else { News::Mesh }
+}
+
+fn set_service(next: &mut Snapshot, key: &ServiceKey, new: Option<Held>) -> News {
+    if next.services.get(key) == new.as_ref() {
+        return News::None;
+    }
+    if let Some(old) = next.services.remove(key) {
+        unindex_service(next, &old.service);
+    }
+    if let Some(new) = new {
+        index_service(next, &new.service);
+        next.services.insert(key.clone(), new);
+    }
+    News::Mesh
+}
+
+fn set_policy(next: &mut Snapshot, key: &Text, new: Option<Arc<Policy>>) -> News {
+    if next.policies.get(key) == new.as_ref() {
+        return News::None;
+    }
+    if let Some(old) = next.policies.remove(key) {
+        file_policy(next, key, &old, false);
+    }
+    if let Some(new) = new {
+        file_policy(next, key, &new, true);
+        next.policies.insert(key.clone(), new);
+    }
+    News::Verdicts
+}
+
+/// Files the new state of a workload in the place of the old one.
+fn index_workload(
+    next: &mut Snapshot,
+    old: Option<&Arc<Workload>>,
+    new: Option<&Arc<Workload>>,
     local_node: Option<&str>,
 ) {
-    for ip in addresses(workload) {
-        leave(&mut next.addresses, ip, &workload.uid);
-    }
-    for (service, _) in &workload.services {
-        if !kept.iter().any(|(key, _)| key == service) {
-            leave(&mut next.endpoints, service, &workload.uid);
-        }
-    }
-    if !workload.hostname.is_empty() {
-        leave(&mut next.workload_hosts, &workload.hostname, &workload.uid);
-    }
-    if is_local(workload, local_node) {
-        leave(&mut next.local, &workload.name, &workload.uid);
-    }
+    reindex(&mut next.workloads, old, new, |workload| Some(&*workload.uid));
+    reindex(&mut next.addresses, old, new, |workload| workload.own_addresses());
+    reindex(&mut next.endpoints, old, new, |workload| workload.services.iter().map(|(key, _)| key));
+    reindex(&mut next.workload_hosts, old, new, |workload| {
+        Some(&*workload.hostname).filter(|hostname| !hostname.is_empty())
+    });
+    reindex(&mut next.local, old, new, |workload| {
+        Some(&*workload.name).filter(|_| local_node.is_none_or(|node| *workload.node == *node))
+    });
 }
 
-fn join<K: Clone + Eq + std::hash::Hash>(
-    groups: &mut PersistentMap<K, Group>,
-    key: K,
-    workload: &Arc<Workload>,
+/// `keys`: what a workload is found by in this index.
+fn reindex<'a, K: Hash + PartialEq + ?Sized + 'a, I: IntoIterator<Item = &'a K>>(
+    index: &mut Index,
+    old: Option<&'a Arc<Workload>>,
+    new: Option<&'a Arc<Workload>>,
+    keys: impl Fn(&'a Workload) -> I,
 ) {
-    groups.entry(key).or_default().insert(workload.clone());
-}
-
-fn leave<K: Clone + Eq + std::hash::Hash>(groups: &mut PersistentMap<K, Group>, key: &K, uid: &str) {
-    let Some(group) = groups.get_mut(key) else { return };
-    group.remove(uid);
-    if group.is_empty() {
-        groups.remove(key);
+    let is_kept = |key: &K| new.is_some_and(|new| keys(new).into_iter().any(|other| other == key));
+    if let Some(old) = old {
+        keys(old).into_iter().filter(|key| !is_kept(key)).for_each(|key| index.remove(key, &old.uid));
+    }
+    if let Some(new) = new {
+        keys(new).into_iter().for_each(|key| index.insert(key, new));
     }
 }
 
@@ -231,11 +180,7 @@ fn unindex_service(next: &mut Snapshot, service: &Service) {
     strike(&mut next.service_hosts, &service.key.hostname, &service.key);
 }
 
-fn enlist<K: Clone + Eq + std::hash::Hash>(
-    lists: &mut PersistentMap<K, Services>,
-    key: K,
-    service: &Arc<Service>,
-) {
+fn enlist<K: Clone + Eq + Hash>(lists: &mut PersistentMap<K, Services>, key: K, service: &Arc<Service>) {
     let known = lists.get(&key).map_or(&[][..], |services| services);
     let mut services = known.to_vec();
     let place = services.partition_point(|other| other.key < service.key);
@@ -243,11 +188,7 @@ fn enlist<K: Clone + Eq + std::hash::Hash>(
     lists.insert(key, services.into());
 }
 
-fn strike<K: Clone + Eq + std::hash::Hash>(
-    lists: &mut PersistentMap<K, Services>,
-    key: &K,
-    service: &ServiceKey,
-) {
+fn strike<K: Clone + Eq + Hash>(lists: &mut PersistentMap<K, Services>, key: &K, service: &ServiceKey) {
     let Some(known) = lists.get(key) else { return };
     let left: Services = known.iter().filter(|other| other.key != *service).cloned().collect();
     if left.is_empty() {
@@ -275,13 +216,15 @@ fn file_policy(next: &mut Snapshot, key: &Text, policy: &Arc<Policy>, present: b
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use proptest::prelude::*;
 
     use super::*;
     use crate::mesh::fixture::{key, pairs, pod, policy, service, serving};
     use crate::mesh::policy::{Action, PolicyScope};
     use crate::mesh::service::{HealthPolicy, LoadBalancer, LoadBalancerMode, NetworkCidr};
-    use crate::mesh::workload::Health;
+    use crate::mesh::workload::{Health, NetworkMode};
 
     /// Everything a reader can ask, sorted, so that two snapshots can be compared.
     fn seen(snapshot: &Snapshot) -> Vec<String> {

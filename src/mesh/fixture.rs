@@ -6,17 +6,23 @@ use crate::mesh::delta::{Change, apply};
 use crate::mesh::policy::{Action, Match, Policy, PolicyScope};
 use crate::mesh::service::{NetworkIp, Service, ServiceKey};
 use crate::mesh::snapshot::Snapshot;
-use crate::mesh::workload::{GatewayAddress, GatewayDestination, PortPair, Protocol, Workload};
+use crate::mesh::workload::{Common, GatewayAddress, GatewayDestination, PortPair, Protocol, Workload};
 
 /// An HBONE pod of namespace `default` whose service account is its name.
 pub fn pod(name: &str, addresses: &[&str]) -> Workload {
-    Workload {
-        addresses: addresses.iter().map(|ip| ip.parse().unwrap()).collect(),
-        protocol: Protocol::Hbone,
-        trust_domain: "cluster.local".into(),
-        service_account: name.into(),
-        ..Workload::plain(&format!("Kubernetes//Pod/default/{name}"), "default", name)
-    }
+    let plain = Workload::plain(&format!("Kubernetes//Pod/default/{name}"), "default", name);
+    let pod = with(plain, |common| {
+        common.trust_domain = "cluster.local".into();
+        common.service_account = name.into();
+    });
+    let addresses = addresses.iter().map(|ip| ip.parse().unwrap()).collect();
+    Workload { addresses, protocol: Protocol::Hbone, ..pod }
+}
+
+/// The workload with another common part.
+pub fn with(mut workload: Workload, change: impl FnOnce(&mut Common)) -> Workload {
+    change(&mut workload);
+    workload
 }
 
 /// `default/{name}.default.svc.cluster.local`.

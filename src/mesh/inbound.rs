@@ -222,15 +222,11 @@ mod tests {
     /// The workloads of the reference's matrix (section 18.5): which waypoint the server pod has, and which
     /// application tunnel the waypoint pod.
     fn matrix(of_pod: Option<&str>, tunnel: Option<u16>) -> Vec<Workload> {
-        let server = Workload {
-            waypoint: of_pod.and_then(|to| gateway(to, 15008)),
-            ..serving(pod("server", &[SERVER]), "server", &[(81, 8181)])
-        };
-        let waypoint = Workload {
-            application_tunnel: tunnel
-                .map(|port| ApplicationTunnel { protocol: TunnelProtocol::Proxy, port: Some(port) }),
-            ..serving(pod("waypoint", &[WAYPOINT]), "waypoint", &[(15008, 15008)])
-        };
+        let mut server = serving(pod("server", &[SERVER]), "server", &[(81, 8181)]);
+        server.waypoint = of_pod.and_then(|to| gateway(to, 15008));
+        let mut waypoint = serving(pod("waypoint", &[WAYPOINT]), "waypoint", &[(15008, 15008)]);
+        waypoint.application_tunnel =
+            tunnel.map(|port| ApplicationTunnel { protocol: TunnelProtocol::Proxy, port: Some(port) });
         vec![server, waypoint, pod("client", &["10.0.0.1"])]
     }
 
@@ -308,10 +304,8 @@ mod tests {
     #[test]
     fn a_named_service_shows_an_address_of_our_network_first() {
         let vip = |network: &str, ip: &str| NetworkIp { network: network.into(), ip: ip.parse().unwrap() };
-        let local = Workload {
-            application_tunnel: Some(ApplicationTunnel { protocol: TunnelProtocol::None, port: None }),
-            ..pod("local", &["10.0.0.2"])
-        };
+        let mut local = pod("local", &["10.0.0.2"]);
+        local.application_tunnel = Some(ApplicationTunnel { protocol: TunnelProtocol::None, port: None });
         let told = |vips: Vec<NetworkIp>| {
             let named = Service { vips, ..service("named", &[], &[(80, 8080)]) };
             let snapshot = mesh([local.clone().into(), named.into()]);

@@ -4,11 +4,12 @@ pub mod admit;
 pub mod authority;
 pub mod balance;
 pub mod delta;
+pub mod demand;
 #[cfg(test)]
 pub(crate) mod fixture;
-pub mod group;
 pub mod identity;
 pub mod inbound;
+mod index;
 pub mod labels;
 pub mod policy;
 pub mod route;

@@ -278,7 +278,7 @@ fn is_waypoint(request: &Request<'_>, waypoint: &GatewayAddress) -> bool {
 mod tests {
     use super::*;
     use crate::mesh::delta::Change;
-    use crate::mesh::fixture::{gateway, mesh, pod, service, serving};
+    use crate::mesh::fixture::{gateway, mesh, pod, service, serving, with};
     use crate::mesh::service::{HealthPolicy, IpFamilies, LoadBalancer};
     use crate::mesh::workload::NetworkMode;
 
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn an_address_of_another_network_is_not_the_workload_there() {
-        let far = Workload { network: "remote".into(), ..pod("server", &["10.0.0.2"]) };
+        let far = with(pod("server", &["10.0.0.2"]), |common| common.network = "remote".into());
         let plan = ask(vec![far.into()], "10.0.0.2:80").unwrap();
         assert_eq!((plan.carrier, plan.destination), (Carrier::Tcp, None));
     }
@@ -445,7 +445,7 @@ mod tests {
         ] {
             let web = Service { waypoint: gateway(to, 15008), ..service("web", &["10.1.0.1"], &[(80, 80)]) };
             let server = serving(pod("server", &["10.0.0.2"]), "web", &[(80, 80)]);
-            let server = Workload { waypoint: gateway(to, 15008), ..server };
+            let server = with(server, |common| common.waypoint = gateway(to, 15008));
             for target in ["10.1.0.1:80", "10.0.0.2:80"] {
                 let refusal = ask(vec![web.clone().into(), server.clone().into()], target).unwrap_err();
                 assert_eq!(refusal.to_string(), text);
@@ -456,7 +456,7 @@ mod tests {
     #[test]
     fn workload_waypoints_take_what_is_not_meant_for_a_service() {
         let server = serving(pod("server", &["10.0.0.2"]), "web", &[(80, 80)]);
-        let server = Workload { waypoint: gateway("fd00::9", 15008), ..server };
+        let server = with(server, |common| common.waypoint = gateway("fd00::9", 15008));
         let things = || {
             let waypoint = pod("waypoint", &["fd00::9", "10.0.0.9"]);
             vec![server.clone().into(), waypoint.into(), service("web", &["10.1.0.1"], &[(80, 80)]).into()]
@@ -470,14 +470,15 @@ mod tests {
 
     #[test]
     fn the_waypoint_itself_goes_on_but_whoever_shares_only_its_account_does_not() {
-        let server = |to| Workload { waypoint: gateway(to, 15008), ..pod("server", &["10.0.0.2"]) };
+        let server = |to| with(pod("server", &["10.0.0.2"]), |common| common.waypoint = gateway(to, 15008));
         let waypoint = serving(pod("waypoint", &["10.0.0.9"]), "way", &[(15008, 15008)]);
         let way = service("way", &["10.1.0.9"], &[(15008, 15008)]);
         for to in ["10.0.0.9", "10.1.0.9", "way"] {
             let things = || vec![server(to).into(), way.clone().into(), waypoint.clone().into()];
             let plan = ask_as(&waypoint, things(), "10.0.0.2:80");
             assert_eq!(plan.unwrap().upstream.to_string(), "10.0.0.2:15008", "{to}");
-            let twin = Workload { service_account: "waypoint".into(), ..pod("twin", &["10.0.0.7"]) };
+            let twin = pod("twin", &["10.0.0.7"]);
+            let twin = with(twin, |common| common.service_account = "waypoint".into());
             let plan = ask_as(&twin, things(), "10.0.0.2:80");
             assert_eq!(plan.unwrap().upstream.to_string(), "10.0.0.9:15008", "{to}");
         }
@@ -485,7 +486,8 @@ mod tests {
 
     #[test]
     fn the_callers_own_waypoint_is_ignored() {
-        let source = Workload { waypoint: gateway("10.0.0.9", 15008), ..pod("client", &["10.0.0.1"]) };
+        let source = pod("client", &["10.0.0.1"]);
+        let source = with(source, |common| common.waypoint = gateway("10.0.0.9", 15008));
         let plan = ask_as(&source, vec![pod("server", &["10.0.0.2"]).into()], "10.0.0.2:80");
         assert_eq!(plan.unwrap().upstream.to_string(), "10.0.0.2:15008");
     }
@@ -493,13 +495,17 @@ mod tests {
     #[test]
     fn what_is_not_built_is_refused_by_name() {
         let web = service("web", &["10.1.0.1"], &[(80, 80)]);
-        let far = |gateway| Workload {
-            network: "remote".into(),
-            network_gateway: gateway,
-            ..serving(pod("server", &["10.0.0.2"]), "web", &[(80, 80)])
+        let far = |gateway| {
+            with(serving(pod("server", &["10.0.0.2"]), "web", &[(80, 80)]), |common| {
+                common.network = "remote".into();
+                common.network_gateway = gateway;
+            })
         };
-        let named = Workload { addresses: vec![], hostname: "h.example".into(), ..far(None) };
-        let named = Workload { network: "".into(), ..named };
+        let named = with(far(None), |common| {
+            common.hostname = "h.example".into();
+            common.network = "".into();
+        });
+        let named = Workload { addresses: vec![], ..named };
         for (server, text) in [
             (far(gateway("10.0.0.9", 15008)), "unsupported feature: a destination in another network"),
             (far(None), "no valid routing destination for workload: server"),

@@ -1,16 +1,20 @@
 //! The mesh at one moment, immutable and shared. A clone costs a few reference counts, a change O(log n): every map
 //! is persistent. `mesh::delta` makes one snapshot from another; here is only the reading side.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
 use crate::base::text::Text;
-use crate::mesh::group::{ByUidSet, Group, PersistentMap};
+use crate::mesh::index::Index;
 use crate::mesh::policy::{Policy, PolicyScope};
 use crate::mesh::service::{Endpoint, Service, ServiceKey};
 use crate::mesh::workload::{Health, PortPair, Protocol, Workload};
+
+pub(crate) type PersistentMap<K, V> =
+    imbl::GenericHashMap<K, V, foldhash::fast::RandomState, imbl::shared_ptr::DefaultSharedPtr>;
 
 /// The mesh at one moment.
 #[derive(Clone, Default)]
@@ -19,19 +23,20 @@ pub struct Snapshot {
     pub synced: bool,
     pub(crate) version: u64,
     pub(crate) policy_version: u64,
-    pub(crate) workloads: ByUidSet,
+    /// By uid.
+    pub(crate) workloads: Index,
     /// By address alone: few networks share one, and the reader compares the network.
-    pub(crate) addresses: PersistentMap<IpAddr, Group>,
+    pub(crate) addresses: Index,
     /// Workloads of this node by pod name.
-    pub(crate) local: PersistentMap<Text, Group>,
-    /// Workloads that have a host name.
-    pub(crate) workload_hosts: PersistentMap<Text, Group>,
+    pub(crate) local: Index,
+    /// Workloads that have a host name, by it.
+    pub(crate) workload_hosts: Index,
+    /// By the services they name, known or not: the unknown ones are what the dump calls staged.
+    pub(crate) endpoints: Index,
     pub(crate) services: PersistentMap<ServiceKey, Held>,
     pub(crate) vips: PersistentMap<IpAddr, Services>,
     pub(crate) cidrs: PersistentMap<IpNet, Services>,
     pub(crate) service_hosts: PersistentMap<Text, Services>,
-    /// Whether their service is known or not: the ones without are what the dump calls staged.
-    pub(crate) endpoints: PersistentMap<ServiceKey, Group>,
     pub(crate) policies: PersistentMap<Text, Arc<Policy>>,
     /// Global policies (empty text) and those of a namespace, sorted by store key.
     pub(crate) scoped: PersistentMap<Text, ScopedPolicies>,
@@ -60,6 +65,14 @@ pub struct Serving<'a> {
     pub status: Health,
 }
 
+impl<'a> Serving<'a> {
+    /// The endpoint that a workload is of a service, where it names it.
+    fn of(workload: &'a Arc<Workload>, service: &ServiceKey) -> Option<Self> {
+        let ports = workload.ports_for(service)?;
+        Some(Self { uid: &workload.uid, workload: Some(workload), ports, status: workload.status })
+    }
+}
+
 /// What an address stands for.
 #[derive(Clone, Copy)]
 pub enum Found<'a> {
@@ -73,13 +86,13 @@ impl Snapshot {
         self.version
     }
 
-    /// Grows with every change of a policy.
+    /// Grows with every change of a policy, or of which policies a workload names.
     pub fn policy_version(&self) -> u64 {
         self.policy_version
     }
 
     pub fn workload(&self, uid: &str) -> Option<&Arc<Workload>> {
-        self.workloads.get_key_value(uid).map(|(member, ())| &member.0)
+        self.workloads.member(uid, uid)
     }
 
     /// The workload at an address: pods before others, HBONE before plaintext, then the last uid (reference 5.1).
@@ -88,28 +101,27 @@ impl Snapshot {
             2 * u8::from(workload.uid.contains("//Pod/")) + u8::from(workload.protocol == Protocol::Hbone)
         };
         self.addresses
-            .get(&ip)?
-            .iter()
-            .filter(|workload| *workload.network == *network)
+            .find(&ip)
+            .filter(|workload| *workload.network == *network && workload.own_addresses().contains(&ip))
             .max_by(|left, right| rank(left).cmp(&rank(right)).then_with(|| left.uid.cmp(&right.uid)))
     }
 
     /// The workload of a pod on this node, by name, namespace and service account.
     pub fn local_workload(&self, pod: (&str, &str, &str)) -> Option<&Arc<Workload>> {
         let (name, namespace, account) = pod;
-        self.local
-            .get(name)?
-            .iter()
-            .filter(|workload| *workload.namespace == *namespace && *workload.service_account == *account)
-            .max_by(|left, right| left.uid.cmp(&right.uid))
+        let is_it = |workload: &&Arc<Workload>| {
+            *workload.name == *name
+                && *workload.namespace == *namespace
+                && *workload.service_account == *account
+        };
+        self.local.find(name).filter(is_it).max_by(|left, right| left.uid.cmp(&right.uid))
     }
 
     /// A workload by its own host name, as gateways may be named.
     pub fn workload_by_host(&self, key: &ServiceKey) -> Option<&Arc<Workload>> {
         self.workload_hosts
-            .get(&*key.hostname)?
-            .iter()
-            .filter(|workload| workload.namespace == key.namespace)
+            .find(&*key.hostname)
+            .filter(|workload| workload.namespace == key.namespace && workload.hostname == key.hostname)
             .max_by(|left, right| left.uid.cmp(&right.uid))
     }
 
@@ -177,23 +189,15 @@ impl Snapshot {
     /// The endpoints of a service that its health policy admits, in no particular order.
     pub fn endpoints<'a>(&'a self, key: &'a ServiceKey) -> impl Iterator<Item = Serving<'a>> {
         let held = self.services.get(key);
-        let members = self.endpoints.get(key);
-        let derived = members.into_iter().flat_map(Group::iter).map(|workload| Serving {
-            uid: &workload.uid,
-            workload: Some(workload),
-            ports: workload.ports_for(key),
-            status: workload.status,
-        });
+        let derived = self.endpoints.find(key).filter_map(|workload| Serving::of(workload, key));
         let given = held
             .into_iter()
             .flat_map(|held| held.given.iter())
-            .filter(move |endpoint| members.is_none_or(|members| !members.contains(&endpoint.workload_uid)))
-            .map(|endpoint| Serving {
-                uid: &endpoint.workload_uid,
-                workload: self.workload(&endpoint.workload_uid),
-                ports: &endpoint.ports,
-                status: endpoint.status,
-            });
+            .filter(|endpoint| {
+                let named = self.workload(&endpoint.workload_uid);
+                named.is_none_or(|workload| workload.ports_for(key).is_none())
+            })
+            .map(|endpoint| self.given(endpoint));
         derived
             .chain(given)
             .filter(move |serving| held.is_none_or(|held| held.service.accepts(serving.status)))
@@ -202,24 +206,21 @@ impl Snapshot {
     /// The endpoint that a workload is of a service, where the health policy admits it.
     pub fn endpoint<'a>(&'a self, key: &'a ServiceKey, uid: &str) -> Option<Serving<'a>> {
         let held = self.services.get(key)?;
-        let derived = || {
-            let workload = self.workload(uid)?;
-            workload.services.iter().find(|(service, _)| service == key).map(|(_, ports)| Serving {
-                uid: &workload.uid,
-                workload: Some(workload),
-                ports,
-                status: workload.status,
-            })
-        };
+        let derived = || Serving::of(self.workload(uid)?, key);
         let given = || {
-            held.given.iter().find(|endpoint| *endpoint.workload_uid == *uid).map(|endpoint| Serving {
-                uid: &endpoint.workload_uid,
-                workload: self.workload(uid),
-                ports: &endpoint.ports,
-                status: endpoint.status,
-            })
+            let endpoint = held.given.iter().find(|endpoint| *endpoint.workload_uid == *uid);
+            endpoint.map(|endpoint| self.given(endpoint))
         };
         derived().or_else(given).filter(|serving| held.service.accepts(serving.status))
+    }
+
+    fn given<'a>(&'a self, endpoint: &'a Endpoint) -> Serving<'a> {
+        Serving {
+            uid: &endpoint.workload_uid,
+            workload: self.workload(&endpoint.workload_uid),
+            ports: &endpoint.ports,
+            status: endpoint.status,
+        }
     }
 
     /// The policies that apply to a workload as destination: global ones, its namespace's, and those it names
@@ -242,7 +243,7 @@ impl Snapshot {
 
     /// All workloads, sorted by uid.
     pub fn workloads(&self) -> impl Iterator<Item = &Arc<Workload>> {
-        sorted(self.workloads.keys().map(|member| &member.0), |workload| workload.uid.clone())
+        sorted(self.workloads.iter(), |workload| workload.uid.clone())
     }
 
     /// All services, sorted by key.
@@ -257,7 +258,8 @@ impl Snapshot {
 
     /// Names of services that have endpoints but aren't known themselves, sorted.
     pub fn staged(&self) -> impl Iterator<Item = &ServiceKey> {
-        sorted(self.endpoints.keys().filter(|key| !self.services.contains_key(*key)), |key| (*key).clone())
+        let named = self.workloads.iter().flat_map(|workload| workload.services.iter().map(|(key, _)| key));
+        named.filter(|key| !self.services.contains_key(*key)).collect::<BTreeSet<_>>().into_iter()
     }
 
     pub fn workload_count(&self) -> usize {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use crate::base::net::Source;
 use crate::bridge::report::LiveProtocol;
 use crate::mesh::admit::{Inbound, InboundRequest, Verdict, inbound};
+use crate::mesh::demand;
 use crate::mesh::identity::Identity;
 use crate::mesh::labels::{Reporter, Security};
 use crate::mesh::route::Refuse;
@@ -187,20 +188,31 @@ async fn check(
     let authority = head.authority.as_deref().unwrap_or_default();
     Authority::parse(authority).map_err(|error| (400, Failure::InboundRefused(error.into())))?;
     let shard = &world.shard;
-    let (snapshot, local) = shard.local_workload(&world.pod.info).await.map_err(|failure| (503, failure))?;
-    let found = inbound(&InboundRequest {
-        snapshot: &snapshot,
-        network: &shard.settings.network,
-        local: &local,
-        connection_dst: link.local.ip(),
-        authority,
-        illegal_ports: &shard.settings.illegal_ports,
-    })
-    .map_err(|refuse| (refuse.status(), Failure::InboundRefused(refuse)))?;
+    let (mut snapshot, local) =
+        shard.local_workload(&world.pod.info).await.map_err(|failure| (503, failure))?;
+    if shard.settings.on_demand {
+        let looking =
+            shard.looked_up(|snapshot| demand::inbound(&request(world, link, snapshot, &local, authority)));
+        snapshot = Box::pin(looking).await.map_err(|failure| (503, failure))?;
+    }
+    let found = inbound(&request(world, link, &snapshot, &local, authority))
+        .map_err(|refuse| (refuse.status(), Failure::InboundRefused(refuse)))?;
     if found.tunnel.is_some_and(|tunnel| tunnel.protocol == TunnelProtocol::Proxy) {
         return Err((503, Failure::Refused(Refuse::Unsupported("application tunnel PROXY"))));
     }
     Ok((snapshot, local, found))
+}
+
+fn request<'a>(
+    world: &'a PodWorld,
+    link: &Link,
+    snapshot: &'a Snapshot,
+    local: &'a Workload,
+    authority: &'a str,
+) -> InboundRequest<'a> {
+    let settings = &world.shard.settings;
+    let (network, illegal_ports) = (&*settings.network, &*settings.illegal_ports);
+    InboundRequest { snapshot, network, local, connection_dst: link.local.ip(), authority, illegal_ports }
 }
 
 async fn reach(

@@ -10,8 +10,10 @@ use std::sync::Arc;
 use crate::base::limits;
 use crate::base::net::{Captured, Source};
 use crate::bridge::report::LiveProtocol;
+use crate::mesh::demand;
 use crate::mesh::labels::{Reporter, Security};
 use crate::mesh::route::{Carrier, Plan, Refuse, Request, route, self_call};
+use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::Workload;
 use crate::path::record::{About, Record, Side, deny_early, outcome};
 use crate::path::unrelayed::Unrelayed;
@@ -107,17 +109,25 @@ async fn decide(
     if self_call(target, &shard.settings.illegal_ports) {
         return Err(Failure::Refused(Refuse::SelfCall));
     }
-    let (snapshot, local) = shard.local_workload(&world.pod.info).await?;
-    let request = Request {
-        snapshot: &snapshot,
-        network: &shard.settings.network,
-        source: &local,
-        caller: source.ip(),
-        target,
-        ipv6: shard.settings.ipv6,
-    };
-    let plan = route(&request, &mut shard.random.borrow_mut())?;
+    let (mut snapshot, local) = shard.local_workload(&world.pod.info).await?;
+    if shard.settings.on_demand {
+        let missing =
+            |snapshot: &Snapshot| demand::outbound(&request(world, snapshot, &local, source, target));
+        snapshot = Box::pin(shard.looked_up(missing)).await?;
+    }
+    let plan = route(&request(world, &snapshot, &local, source, target), &mut shard.random.borrow_mut())?;
     Ok((plan, local))
+}
+
+fn request<'a>(
+    world: &'a PodWorld,
+    snapshot: &'a Snapshot,
+    source: &'a Workload,
+    caller: Source,
+    target: Captured,
+) -> Request<'a> {
+    let settings = &world.shard.settings;
+    Request { snapshot, network: &settings.network, source, caller: caller.ip(), target, ipv6: settings.ipv6 }
 }
 
 async fn splice(
@@ -246,7 +256,9 @@ impl Call<'_> {
             Ok(Answer { status, .. }) => Err(Unasked::Answered(Failure::Status(Status(status)))),
             Err(cut) => {
                 let failure = Failure::Http2(format!("no answer: {cut}"));
-                Err(if cut.may_try_again() { Unasked::Unheard(failure) } else { Unasked::Answered(failure) })
+                // Lost with its tunnel, what went ahead may have reached the application there: never send it twice.
+                let unheard = cut.may_try_again() && (ahead == 0 || cut != Cut::Lost);
+                Err(if unheard { Unasked::Unheard(failure) } else { Unasked::Answered(failure) })
             }
         }
     }

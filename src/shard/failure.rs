@@ -42,6 +42,9 @@ pub enum Failure {
     HalfCloseIdle,
     #[error("failed to fetch information about local workload: {0}")]
     LocalWorkload(String),
+    /// On-demand mode: the control plane has neither told of this name nor said that it doesn't have it.
+    #[error("the control plane has not answered the look-up of {0}")]
+    LookUp(crate::base::text::Text),
     #[error(transparent)]
     Refused(#[from] Refuse),
     #[error(transparent)]
@@ -97,6 +100,7 @@ impl Failure {
             | Self::Application(_)
             | Self::HalfCloseIdle
             | Self::LocalWorkload(_)
+            | Self::LookUp(_)
             | Self::Refused(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
@@ -119,9 +123,11 @@ impl Failure {
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
             | Self::Application(_) => Whose::Peer,
-            Self::PolicyChange | Self::PolicyRejection(_) | Self::LocalWorkload(_) | Self::Identity(_) => {
-                Whose::Mesh
-            }
+            Self::PolicyChange
+            | Self::PolicyRejection(_)
+            | Self::LocalWorkload(_)
+            | Self::LookUp(_)
+            | Self::Identity(_) => Whose::Mesh,
             Self::TlsSetup(_) | Self::Drained | Self::PoolDraining => Whose::Us,
         }
     }

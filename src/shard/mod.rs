@@ -10,6 +10,7 @@ mod handover;
 pub mod link;
 pub mod meter;
 mod orders;
+mod patience;
 pub mod pod;
 pub mod pool;
 pub mod ready;

@@ -1,32 +1,28 @@
-//! One shard: what it knows, how it waits for its certificates and the mesh, and its heartbeat.
+//! One shard: what it knows, its log lines and its heartbeat. What connections wait for is in `shard::patience`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use crate::base::limits;
 use crate::base::text::Text;
-use crate::bridge::identities::{Identities, Standing};
+use crate::bridge::absent::Absent;
+use crate::bridge::identities::Identities;
 use crate::bridge::lines::{LineSink, Lines};
 use crate::bridge::mailbox::{Letterbox, Mailbox};
-use crate::bridge::order::{Order, PodInfo};
+use crate::bridge::order::Order;
 use crate::bridge::published::Published;
 use crate::bridge::report::Report;
 use crate::bridge::settings::Settings;
-use crate::mesh::identity::Identity;
-use crate::mesh::snapshot::Snapshot;
-use crate::mesh::workload::Workload;
 use crate::shard::buffers::Buffers;
-use crate::shard::failure::Failure;
 use crate::shard::orders;
 use crate::shard::pod::{Accepted, PodWorld, Port};
-use crate::shard::signal::{Broadcast, Signal};
+use crate::shard::signal::Broadcast;
 use crate::shard::stats::Stats;
 use crate::shard::table::Table;
 use crate::sys::proc::DescriptorRoom;
-use crate::tls::config::Credential;
 
 /// Lines are handed to the writer in chunks of about this size, or after `limits::LINES_WAIT_MS`.
 const LINES_BYTES: usize = 16 * 1024;
@@ -44,6 +40,7 @@ pub struct Seed {
     pub settings: Arc<Settings>,
     pub published: Arc<Published>,
     pub identities: Arc<Identities>,
+    pub absent: Arc<Absent>,
     pub orders: Letterbox<Order>,
     pub reports: Mailbox<Report>,
     pub lines: LineSink,
@@ -67,7 +64,10 @@ pub struct Shard {
     pub(super) looked: Broadcast,
     pub(super) seen_policies: Cell<u64>,
     pub(super) draining: Cell<bool>,
-    identities: Arc<Identities>,
+    /// When a connection last said that it waits.
+    pub(super) wait_told: Cell<Option<Instant>>,
+    pub(super) identities: Arc<Identities>,
+    pub(super) absent: Arc<Absent>,
     lines: LineSink,
     unwritten: RefCell<(Vec<u8>, u64)>,
 }
@@ -89,7 +89,9 @@ pub async fn run(seed: Seed) {
         looked: Broadcast::default(),
         seen_policies: Cell::new(0),
         draining: Cell::new(false),
+        wait_told: Cell::new(None),
         identities: seed.identities,
+        absent: seed.absent,
         lines: seed.lines,
         unwritten: RefCell::default(),
     });
@@ -119,60 +121,6 @@ impl Shard {
         while let Err(back) = self.reports.post(report) {
             report = back;
             monoio::time::sleep(Duration::from_millis(limits::MAILBOX_RETRY_MS)).await;
-        }
-    }
-
-    /// The mesh's record of a pod of this node; waits for it within a bound.
-    pub async fn local_workload(&self, pod: &PodInfo) -> Result<(Arc<Snapshot>, Arc<Workload>), Failure> {
-        let find = || {
-            let snapshot = self.published.load();
-            let found = snapshot.local_workload((&pod.name, &pod.namespace, &pod.service_account)).cloned();
-            found.filter(|_| snapshot.synced).map(|workload| (snapshot, workload))
-        };
-        if let Some(found) = find() {
-            return Ok(found);
-        }
-        if let Some(found) = within(limits::LOCAL_WORKLOAD_DEADLINE_MS, self.until(find)).await {
-            return Ok(found);
-        }
-        let PodInfo { name, namespace, service_account } = pod;
-        let who = format!("{service_account}.{namespace} ({name})");
-        tracing::warn!(target: "ztunnel::state", "timed out waiting for workload '{who}' from xds");
-        Err(Failure::LocalWorkload(format!("unknown workload {who}")))
-    }
-
-    /// A valid certificate of an identity; asks for it and waits within a bound where there is none yet.
-    pub async fn credential(&self, identity: &Identity) -> Result<Arc<Credential>, Failure> {
-        let mut asked = false;
-        let started = Instant::now();
-        loop {
-            let changed = self.looked.subscribe();
-            match self.identities.lookup(identity, SystemTime::now()) {
-                Some(Standing::Available(credential)) => return Ok(credential),
-                Some(Standing::Unavailable(why)) => return Err(Failure::Identity(why.to_string())),
-                Some(Standing::Initializing) | None => {}
-            }
-            if !asked {
-                asked = true;
-                self.report(Report::Want(identity.clone())).await;
-            }
-            let left = self.settings.certificate_deadline.saturating_sub(started.elapsed());
-            if monoio::time::timeout(left, changed.wait()).await.is_err() {
-                return Err(Failure::Identity(format!(
-                    "timed out waiting for the certificate of {identity}"
-                )));
-            }
-        }
-    }
-
-    /// Looks again whenever the snapshot or an identity changed.
-    async fn until<R>(&self, mut find: impl FnMut() -> Option<R>) -> R {
-        loop {
-            let changed: Signal = self.looked.subscribe();
-            if let Some(found) = find() {
-                return found;
-            }
-            changed.wait().await;
         }
     }
 

@@ -45,15 +45,16 @@ pub struct Subject {
 }
 
 impl Subject {
-    /// Asks the policies of a snapshot.
+    /// Asks the policies of a snapshot, those that it says are the workload's.
     pub fn admit(&self, snapshot: &Snapshot) -> Verdict {
+        let workload = snapshot.workload(&self.workload.uid).unwrap_or(&self.workload);
         admit(
             snapshot,
             &Call {
                 source: self.source,
                 identity: self.identity.as_ref(),
                 destination: self.destination,
-                workload: &self.workload,
+                workload,
             },
         )
     }

@@ -285,16 +285,14 @@ mod tests {
     use super::*;
     use crate::mesh::delta::{Change, apply};
     use crate::mesh::service::{NetworkCidr, NetworkIp, ServiceKey};
-    use crate::mesh::workload::{ApplicationTunnel, Locality};
+    use crate::mesh::workload::{ApplicationTunnel, Common, Locality};
 
     fn server() -> Workload {
         let text = |value: &str| value.into();
-        Workload {
-            addresses: vec!["10.99.2.10".parse().unwrap()],
-            protocol: Protocol::Hbone,
+        let common = Common {
+            namespace: text("default"),
             trust_domain: text("cluster.local"),
             service_account: text("server"),
-            node: text("node2"),
             workload_name: text("server"),
             workload_type: text("pod"),
             canonical_name: text("server"),
@@ -302,6 +300,13 @@ mod tests {
             cluster_id: text("Kubernetes"),
             locality: Locality { region: text("r1"), zone: text("z2"), subzone: text("") },
             services: vec![(web().key, vec![PortPair { service: 80, target: 8080 }])],
+            ..Common::default()
+        };
+        Workload {
+            addresses: vec!["10.99.2.10".parse().unwrap()],
+            protocol: Protocol::Hbone,
+            node: text("node2"),
+            common: Arc::new(common),
             ..Workload::plain("Kubernetes//Pod/default/server", "default", "server")
         }
     }

@@ -199,8 +199,9 @@ mod tests {
     #[test]
     fn every_kind_of_workload_reads_back_what_it_wrote() {
         for kind in ["pod", "job", "cronjob", "deployment"] {
-            let workload =
-                Workload { workload_type: kind.into(), workload_name: "deployed".into(), ..server() };
+            let mut workload = server();
+            workload.workload_type = kind.into();
+            workload.workload_name = "deployed".into();
             let read = parse_baggage(&[baggage_of(&workload).as_bytes()]);
             assert_eq!(read.workload_type, Some(kind));
             assert_eq!(read.party(), Party { app: "deployed".into(), ..Party::of(&workload) });

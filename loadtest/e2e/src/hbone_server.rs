@@ -1,9 +1,12 @@
 //! An HBONE server of its own make in a pod that no proxy serves: each CONNECT is answered as the test says.
 
+use std::cell::Cell;
 use std::future::Future;
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::pin::Pin;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -23,6 +26,14 @@ pub struct Call {
     pub number: usize,
     pub body: RecvStream,
     pub respond: SendResponse<Bytes>,
+    wire: Rc<OwnedFd>,
+}
+
+impl Call {
+    /// Ends the whole tunnel without a word, as a proxy that was killed.
+    pub fn cut(&self) {
+        let _ = rustix::net::shutdown(&*self.wire, rustix::net::Shutdown::Both);
+    }
 }
 
 type Answering = Pin<Box<dyn Future<Output = ()>>>;
@@ -87,16 +98,21 @@ async fn serve(
     answer: impl Fn(Call) -> Answering + 'static,
 ) {
     let listener = TcpListener::from_std(listener).expect("a listener");
-    let answer = std::rc::Rc::new(answer);
-    let calls = std::rc::Rc::new(std::cell::Cell::new(0));
+    let (answer, calls) = (Rc::new(answer), Rc::new(Cell::new(0)));
     while let Ok((stream, _)) = listener.accept().await {
         let (acceptor, answer, calls) = (acceptor.clone(), answer.clone(), calls.clone());
         tokio::task::spawn_local(async move {
+            let Ok(wire) = stream.as_fd().try_clone_to_owned().map(Rc::new) else { return };
             let Ok(stream) = acceptor.accept(stream).await else { return };
             let Ok(mut connection) = h2::server::handshake(stream).await else { return };
             while let Some(Ok((request, respond))) = connection.accept().await {
                 let number = calls.replace(calls.get() + 1);
-                tokio::task::spawn_local(answer(Call { number, body: request.into_body(), respond }));
+                tokio::task::spawn_local(answer(Call {
+                    number,
+                    body: request.into_body(),
+                    respond,
+                    wire: wire.clone(),
+                }));
             }
         });
     }

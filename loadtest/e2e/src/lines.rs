@@ -40,6 +40,17 @@ pub fn wait_for(proxy: &NodeProxy, what: &str, fits: impl Fn(&Value) -> bool) ->
     }
 }
 
+/// Waits for a line of any kind whose message has all these words.
+#[track_caller]
+pub fn wait_for_message(proxy: &NodeProxy, words: &[&str]) {
+    let until = Instant::now() + Duration::from_secs(10);
+    let fits = |line: &Value| words.iter().all(|word| text(line, "message").contains(word));
+    while !proxy.log_lines().is_ok_and(|lines| lines.iter().any(fits)) {
+        assert!(Instant::now() < until, "no line says {words:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
 pub fn text<'a>(line: &'a Value, field: &str) -> &'a str {
     line[field].as_str().unwrap_or_default()
 }

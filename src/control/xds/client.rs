@@ -136,7 +136,7 @@ impl Client {
             let frame = tokio::select! {
                 biased;
                 // An error here is a stream that the mesh thread has nothing to say about.
-                Ok(fault) = &mut ended => return faulted(&fault),
+                Ok(fault) = &mut ended, if !ended.is_terminated() => return faulted(&fault),
                 frame = body.frame() => frame,
             };
             let frame = match frame {

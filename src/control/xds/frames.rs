@@ -54,7 +54,9 @@ impl Frames {
                 }
                 continue;
             };
-            let room = XDS_PART_BYTES.saturating_sub(self.buffer.len()).max(1);
+            // One field may be larger than a part.
+            let room = XDS_PART_BYTES.checked_sub(self.buffer.len()).filter(|room| *room > 0);
+            let room = room.unwrap_or(chunk.len());
             let fits = usize::try_from(missing).unwrap_or(usize::MAX).min(room).min(chunk.len());
             self.buffer.extend_from_slice(chunk.get(..fits).unwrap_or_default());
             chunk.advance(fits);

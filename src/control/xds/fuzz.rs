@@ -83,7 +83,7 @@ pub fn fuzz_deltas(data: &[u8]) {
                 // Breaks off; it is told at the reconnect.
                 play.holds.insert(uid.clone(), content);
                 play.tell(&uid, content);
-                play.ledger.abandon();
+                play.ledger.end();
                 play.reconnect();
             }
             6 => {

@@ -8,16 +8,15 @@ use tracing::{error, warn};
 
 use super::frames::Part;
 use super::ledger::{Head, Kind, Ledger, Step};
-use crate::base::text::Interner;
 use crate::bridge::absent::AbsentNames;
 use crate::mesh::delta::Change;
 use crate::mesh::snapshot::Snapshot;
-use crate::wire::xds::{Address, Resource, Response, ResponseError, address, authorization};
+use crate::wire::xds::{Address, Memory, Resource, Response, ResponseError, address, authorization};
 
 /// The reading side of a stream.
 pub struct Intake {
     pub ledger: Ledger,
-    interner: Interner,
+    memory: Memory,
     head: Head,
     /// Resources of the response under way, and the bytes of their payloads.
     resources: usize,
@@ -26,13 +25,13 @@ pub struct Intake {
 
 impl Intake {
     pub fn new(ledger: Ledger) -> Self {
-        let interner = Interner::default();
-        Self { ledger, interner, head: Head::default(), resources: 0, payload_bytes: 0 }
+        let memory = Memory::default();
+        Self { ledger, memory, head: Head::default(), resources: 0, payload_bytes: 0 }
     }
 
-    /// The response under way will never be whole.
-    pub fn abandon(&mut self) {
-        self.ledger.abandon();
+    /// The stream is over.
+    pub fn end(&mut self) {
+        self.ledger.end();
         (self.head, self.resources, self.payload_bytes) = (Head::default(), 0, 0);
     }
 
@@ -98,7 +97,7 @@ impl Intake {
             return self.ledger.refuse(name, reason);
         };
         let change = match kind {
-            Kind::Address => address(resource.value, &mut self.interner).map(|address| match address {
+            Kind::Address => address(resource.value, &mut self.memory).map(|address| match address {
                 Address::Workload(workload) => Change::Workload(match current.workload(&workload.uid) {
                     Some(known) if **known == workload => known.clone(),
                     Some(_) | None => Arc::new(workload),
@@ -108,7 +107,7 @@ impl Intake {
                 }
             }),
             Kind::Authorization => {
-                authorization(resource.value, &mut self.interner).map(|(policy, problems)| {
+                authorization(resource.value, &mut self.memory.shared.texts).map(|(policy, problems)| {
                     for problem in problems {
                         warn!("a match of a policy can't be read, it denies: {name}: {problem}");
                     }

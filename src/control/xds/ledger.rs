@@ -248,9 +248,16 @@ impl Ledger {
         self.arriving.refused.push(Refused { name: name.to_owned(), reason });
     }
 
-    /// The response under way will never be whole.
-    pub fn abandon(&mut self) {
+    /// The stream is over: the response under way will never be whole, nor will the state that it belonged to.
+    pub fn end(&mut self) {
         self.arriving = Arriving::default();
+        for account in &mut self.of {
+            account.unseen.give_up_at = None;
+        }
+    }
+
+    fn is_arriving(&self) -> bool {
+        self.arriving.kind.is_some() || !self.arriving.refused.is_empty()
     }
 
     /// The response is whole. One of an unknown type is acknowledged and changes nothing.
@@ -302,6 +309,9 @@ impl Ledger {
     /// What vanished while no stream stood, once that is certain.
     pub fn give_up(&mut self, now: Instant) -> Vec<Change> {
         let mut changes = Vec::new();
+        if self.is_arriving() {
+            return changes;
+        }
         for kind in Kind::ALL {
             let account = self.account_mut(kind);
             if account.unseen.give_up_at.is_some_and(|at| at <= now) {
@@ -315,7 +325,7 @@ impl Ledger {
 
     /// When `give_up` has something to do.
     pub fn give_up_at(&self) -> Option<Instant> {
-        self.of.iter().filter_map(|account| account.unseen.give_up_at).min()
+        self.of.iter().filter_map(|account| account.unseen.give_up_at).min().filter(|_| !self.is_arriving())
     }
 
     /// Somebody needs the address of this name: `NETWORK/IP`, a workload's uid, or `NAMESPACE/HOSTNAME`.

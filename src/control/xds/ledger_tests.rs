@@ -144,7 +144,7 @@ fn a_response_that_breaks_off_changes_nothing() {
     ledger.begin();
     told(&mut ledger, "a", "1", 1);
     ledger.refuse("b", "bad".into());
-    ledger.abandon();
+    ledger.end();
     let step = finish(&mut ledger, Kind::Address, &[], Instant::now());
     assert!(step.changes.is_empty() && step.refused.is_empty() && ledger.held() == 0);
 }
@@ -306,6 +306,13 @@ fn names_without_a_version_are_gone_unless_they_are_named_in_time() {
     finish(&mut ledger, Kind::Address, &[], after(900));
     assert!(ledger.give_up(after(1_500)).is_empty());
     assert_eq!(ledger.give_up(after(1_900)), [Change::RemoveAddress(uid("d").into())]);
+    // Neither while a response is under way, nor once the stream is over.
+    ledger.begin();
+    finish(&mut ledger, Kind::Address, &[], now);
+    told(&mut ledger, "a", "", 1);
+    assert!(ledger.give_up(settled(now)).is_empty() && ledger.give_up_at().is_none());
+    ledger.end();
+    assert!(ledger.give_up(settled(now)).is_empty() && ledger.give_up_at().is_none());
     // An empty state is a state.
     ledger.begin();
     finish(&mut ledger, Kind::Address, &[], now);

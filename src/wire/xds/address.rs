@@ -1,6 +1,6 @@
-//! Workloads and services: decoded by prost, then checked field by field (reference section 4.6). Where ztunnel cuts
-//! a port down to 16 bits, or takes a key that no removal could name again, the resource is refused
-//! (deploy/docs/decisions/control-plane-values.md).
+//! Resources of type Address, and of them the services: decoded by prost, then checked field by field (reference
+//! section 4.6). Where ztunnel cuts a port down to 16 bits, or takes a key that no removal could name again, the
+//! resource is refused (deploy/docs/decisions/control-plane-values.md).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -8,16 +8,15 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use prost::Message as _;
 
+use super::fields::{Fields, Schema};
+use super::workload::Forms;
 use super::{Refusal, shown};
-use crate::base::text::{Interner, Text};
+use crate::base::text::Text;
 use crate::mesh::service::{
     HealthPolicy, IpFamilies, LoadBalancer, LoadBalancerMode, NetworkCidr, NetworkIp, Scope, Service,
     ServiceKey, Visibility,
 };
-use crate::mesh::workload::{
-    ApplicationTunnel, GatewayAddress, GatewayDestination, Health, Locality, NetworkMode, PortPair, Protocol,
-    TunnelProtocol, Workload,
-};
+use crate::mesh::workload::{GatewayAddress, GatewayDestination, PortPair, Shared, Workload};
 use crate::wire::pb::workload as pb;
 
 /// What one resource of type Address sets.
@@ -27,74 +26,37 @@ pub enum Address {
     Service(Service),
 }
 
-/// Reads one resource. Names that repeat across a mesh are shared through `interner`.
-pub fn address(value: &[u8], interner: &mut Interner) -> Result<Address, Refusal> {
-    let mut reader = Reader { interner };
+/// Reads one resource. What repeats across a mesh is shared through `memory`.
+pub fn address(value: &[u8], memory: &mut Memory) -> Result<Address, Refusal> {
+    let mut reader = Reader { memory };
+    let mut fields = Fields::of(&ADDRESS, value);
+    if let (Some(Ok(field)), None) = (fields.next(), fields.next())
+        && field.number == 1
+    {
+        return reader.workload(field.bytes()?).map(Address::Workload);
+    }
     match pb::Address::decode(value)?.r#type.ok_or(Refusal::UnknownAddressType)? {
-        pb::address::Type::Workload(form) => reader.workload(form).map(Address::Workload),
         pb::address::Type::Service(form) => reader.service(form).map(Address::Service),
+        // In several pieces, which prost has joined.
+        pb::address::Type::Workload(form) => reader.workload(&form.encode_to_vec()).map(Address::Workload),
     }
 }
 
-struct Reader<'a> {
-    interner: &'a mut Interner,
+/// What was read before and makes the next resource cheaper. Owned by the thread that reads, and kept from one
+/// response to the next.
+#[derive(Default)]
+pub struct Memory {
+    pub shared: Shared,
+    pub(super) forms: Forms,
+}
+
+static ADDRESS: Schema = Schema { message: "Address", fields: &[(1, "workload"), (2, "service")] };
+
+pub(super) struct Reader<'a> {
+    pub memory: &'a mut Memory,
 }
 
 impl Reader<'_> {
-    fn workload(&mut self, form: pb::Workload) -> Result<Workload, Refusal> {
-        if form.uid.is_empty() {
-            return Err(Refusal::Empty { field: "uid" });
-        }
-        let locality = form.locality.unwrap_or_default();
-        let addresses = form.addresses.iter().map(|bytes| ip("addresses", bytes));
-        Ok(Workload {
-            uid: form.uid.into(),
-            name: form.name.into(),
-            namespace: self.text(&form.namespace),
-            addresses: addresses.collect::<Result<_, _>>()?,
-            network: self.text(&form.network),
-            network_mode: network_mode(form.network_mode)?,
-            protocol: protocol(form.tunnel_protocol)?,
-            trust_domain: self.text_or(&form.trust_domain, "cluster.local"),
-            service_account: self.text_or(&form.service_account, "default"),
-            waypoint: self.gateway("waypoint", form.waypoint)?,
-            network_gateway: self.gateway("network_gateway", form.network_gateway)?,
-            node: self.text(&form.node),
-            workload_name: self.text(&form.workload_name),
-            workload_type: self.text(workload_type(form.workload_type)),
-            canonical_name: self.text(&form.canonical_name),
-            canonical_revision: self.text(&form.canonical_revision),
-            hostname: self.text(&form.hostname),
-            native_tunnel: form.native_tunnel,
-            application_tunnel: form.application_tunnel.map(application_tunnel).transpose()?,
-            authorization_policies: form.authorization_policies.iter().map(|name| self.text(name)).collect(),
-            status: health(form.status)?,
-            cluster_id: self.text_or(&form.cluster_id, "Kubernetes"),
-            locality: Locality {
-                region: self.text(&locality.region),
-                zone: self.text(&locality.zone),
-                subzone: self.text(&locality.subzone),
-            },
-            services: self.services(&form.services)?,
-            capacity: form.capacity.unwrap_or(1),
-        })
-    }
-
-    fn services(
-        &mut self,
-        forms: &std::collections::BTreeMap<String, pb::PortList>,
-    ) -> Result<Vec<(ServiceKey, Vec<PortPair>)>, Refusal> {
-        let mut services = Vec::with_capacity(forms.len());
-        for (name, list) in forms {
-            let (namespace, hostname) = name.split_once('/').unwrap_or_default();
-            services.push((
-                self.service_key("services", namespace, hostname, name)?,
-                ports("services", &list.ports)?,
-            ));
-        }
-        Ok(services)
-    }
-
     fn service(&mut self, form: pb::Service) -> Result<Service, Refusal> {
         let name = format!("{}/{}", form.namespace, form.hostname);
         let key = self.service_key("hostname", &form.namespace, &form.hostname, &name)?;
@@ -136,7 +98,7 @@ impl Reader<'_> {
     }
 
     /// `name` is how a removal names the service, so it must lead back to both parts.
-    fn service_key(
+    pub(super) fn service_key(
         &mut self,
         field: &'static str,
         namespace: &str,
@@ -149,7 +111,7 @@ impl Reader<'_> {
         Ok(ServiceKey { namespace: self.text(namespace), hostname: self.text(hostname) })
     }
 
-    fn gateway(
+    pub(super) fn gateway(
         &mut self,
         field: &'static str,
         form: Option<pb::GatewayAddress>,
@@ -170,12 +132,12 @@ impl Reader<'_> {
         Ok(Some(Arc::new(GatewayAddress { destination, hbone_mtls_port })))
     }
 
-    fn text(&mut self, text: &str) -> Text {
-        self.interner.intern(text)
+    pub(super) fn text(&mut self, text: &str) -> Text {
+        self.memory.shared.texts.intern(text)
     }
 
-    fn text_or(&mut self, text: &str, unsaid: &str) -> Text {
-        self.interner.intern(if text.is_empty() { unsaid } else { text })
+    pub(super) fn text_or(&mut self, text: &str, unsaid: &str) -> Text {
+        self.memory.shared.texts.intern(if text.is_empty() { unsaid } else { text })
     }
 }
 
@@ -199,12 +161,12 @@ fn full_length(ip: IpAddr) -> u32 {
     if ip.is_ipv4() { 32 } else { 128 }
 }
 
-fn port(field: &'static str, value: u32) -> Result<u16, Refusal> {
+pub(super) fn port(field: &'static str, value: u32) -> Result<u16, Refusal> {
     u16::try_from(value).map_err(|_| Refusal::Port { field, value })
 }
 
 /// Sorted by service port; of several for one port the last counts.
-fn ports(field: &'static str, forms: &[pb::Port]) -> Result<Vec<PortPair>, Refusal> {
+pub(super) fn ports(field: &'static str, forms: &[pb::Port]) -> Result<Vec<PortPair>, Refusal> {
     let mut pairs = Vec::with_capacity(forms.len());
     for form in forms.iter().rev() {
         let service = port(field, form.service_port)?;
@@ -213,55 +175,6 @@ fn ports(field: &'static str, forms: &[pb::Port]) -> Result<Vec<PortPair>, Refus
     pairs.sort_by_key(|pair| pair.service);
     pairs.dedup_by_key(|pair| pair.service);
     Ok(pairs)
-}
-
-fn network_mode(value: i32) -> Result<NetworkMode, Refusal> {
-    match pb::NetworkMode::try_from(value) {
-        Ok(pb::NetworkMode::Standard) => Ok(NetworkMode::Standard),
-        Ok(pb::NetworkMode::HostNetwork) => Ok(NetworkMode::HostNetwork),
-        Err(_) => Err(Refusal::UnknownEnum { field: "network_mode", value }),
-    }
-}
-
-fn protocol(value: i32) -> Result<Protocol, Refusal> {
-    let field = "tunnel_protocol";
-    match pb::TunnelProtocol::try_from(value) {
-        Ok(pb::TunnelProtocol::None) => Ok(Protocol::Tcp),
-        Ok(pb::TunnelProtocol::Hbone) => Ok(Protocol::Hbone),
-        Ok(pb::TunnelProtocol::LegacyIstioMtls) => Err(Refusal::LegacyTunnel { field }),
-        Err(_) => Err(Refusal::UnknownEnum { field, value }),
-    }
-}
-
-/// Telemetry only, so an unknown one is no reason to lose the workload.
-fn workload_type(value: i32) -> &'static str {
-    match pb::WorkloadType::try_from(value) {
-        Ok(pb::WorkloadType::Cronjob) => "cronjob",
-        Ok(pb::WorkloadType::Pod) => "pod",
-        Ok(pb::WorkloadType::Job) => "job",
-        Ok(pb::WorkloadType::Deployment) | Err(_) => "deployment",
-    }
-}
-
-fn health(value: i32) -> Result<Health, Refusal> {
-    match pb::WorkloadStatus::try_from(value) {
-        Ok(pb::WorkloadStatus::Healthy) => Ok(Health::Healthy),
-        Ok(pb::WorkloadStatus::Unhealthy) => Ok(Health::Unhealthy),
-        Err(_) => Err(Refusal::UnknownEnum { field: "status", value }),
-    }
-}
-
-fn application_tunnel(form: pb::ApplicationTunnel) -> Result<ApplicationTunnel, Refusal> {
-    use pb::application_tunnel::Protocol;
-    let protocol = match Protocol::try_from(form.protocol) {
-        Ok(Protocol::None) => TunnelProtocol::None,
-        Ok(Protocol::Proxy) => TunnelProtocol::Proxy,
-        Err(_) => {
-            return Err(Refusal::UnknownEnum { field: "application_tunnel.protocol", value: form.protocol });
-        }
-    };
-    let port = port("application_tunnel.port", form.port)?;
-    Ok(ApplicationTunnel { protocol, port: Some(port).filter(|port| *port > 0) })
 }
 
 fn load_balancer(form: pb::LoadBalancing) -> Result<LoadBalancer, Refusal> {

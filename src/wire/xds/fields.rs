@@ -46,6 +46,8 @@ pub enum Fault {
 pub(super) struct Field<'a> {
     schema: &'static Schema,
     pub number: u32,
+    /// Number, wire type and value as they stand on the wire.
+    pub raw: &'a [u8],
     value: Value<'a>,
 }
 
@@ -127,8 +129,9 @@ impl<'a> Fields<'a> {
             field: "?",
             fault: error.into(),
         };
+        let start = self.rest;
         let (number, wire_type) = decode_key(&mut self.rest).map_err(unnamed)?;
-        let mut field = Field { schema: self.schema, number, value: Value::Other };
+        let mut field = Field { schema: self.schema, number, raw: &[], value: Value::Other };
         let wrong = |error: prost::DecodeError| field.wrong(error.into());
         match wire_type {
             WireType::Varint => field.value = Value::Number(decode_varint(&mut self.rest).map_err(wrong)?),
@@ -144,6 +147,7 @@ impl<'a> Fields<'a> {
                 skip_field(wire_type, number, &mut self.rest, DecodeContext::default()).map_err(wrong)?;
             }
         }
+        field.raw = start.get(..start.len().saturating_sub(self.rest.len())).unwrap_or_default();
         Ok(field)
     }
 }

@@ -9,8 +9,9 @@ mod fuzz;
 mod response;
 #[cfg(test)]
 mod tests;
+mod workload;
 
-pub use address::{Address, address};
+pub use address::{Address, Memory, address};
 pub use authorization::authorization;
 pub use fields::Malformed;
 pub use fuzz::{fuzz_address, fuzz_authorization, fuzz_response};

@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ringway_e2e::hbone_server::{Call, HboneServer};
@@ -100,6 +100,34 @@ fn what_a_refused_request_carried_is_carried_by_the_next_one() {
         })
     });
     talk(&world, gateway.at(APP_PORT));
+}
+
+#[test]
+fn what_a_lost_tunnel_may_have_delivered_is_not_sent_again() {
+    let (world, gateway) = world();
+    let heard = Arc::new(AtomicUsize::new(0));
+    let told = heard.clone();
+    let _server = HboneServer::start(&gateway, &world.cluster.authority(), IDENTITY, move |mut call| {
+        let told = told.clone();
+        Box::pin(async move {
+            let ahead = tokio::time::timeout(Duration::from_millis(300), call.body.data()).await;
+            told.fetch_add(usize::from(ahead.is_ok()), Ordering::SeqCst);
+            call.cut();
+        })
+    });
+    // Callers that are heard too late to be heard ahead are asked for again; so several are tried.
+    for _ in 0..20 {
+        let before = heard.load(Ordering::SeqCst);
+        let mut stream = dial(&world.client, gateway.at(APP_PORT));
+        stream.write_all(&[7; FIRST]).unwrap();
+        assert_eq!(stream.read(&mut [0; 8]).unwrap_err().kind(), std::io::ErrorKind::ConnectionReset);
+        match heard.load(Ordering::SeqCst) - before {
+            0 => {}
+            1 => return,
+            more => panic!("the same bytes were sent {more} times"),
+        }
+    }
+    panic!("not one of 20 callers was heard before the answer");
 }
 
 #[test]

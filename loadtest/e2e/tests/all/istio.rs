@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use ringway::demo::cluster::READY_BOUND;
-use ringway::demo::node::NodeProxy;
+use ringway::demo::node::{NodeProxy, READY_PORT};
 use ringway::demo::topology::Pod;
 use ringway_e2e::eventually;
 use ringway_e2e::istio_world::{IstioWorld, deny, pod, web};
@@ -204,24 +204,52 @@ fn certificates_are_renewed_at_half_their_life_and_connections_do_not_notice() {
 }
 
 #[test]
+fn on_demand_each_connection_brings_what_its_way_needs() {
+    let world = IstioWorld::start(&[], &[("XDS_ON_DEMAND", "true")]);
+    let app = Server::start(&world.server, APP_PORT, echo);
+    let known = |kind: &str| world.near().dump().unwrap()[kind].as_array().unwrap().len();
+    assert_eq!(known("services"), 0, "nothing was asked for yet");
+    call(&world.client, service()).unwrap();
+    call(&world.client, world.server.at(APP_PORT)).unwrap();
+    assert!(app.peer_addresses().iter().all(|peer| *peer == world.client.at(0).ip()));
+    lines::wait_for(world.far(), "carried as a call of the mesh", |line| {
+        text(line, "src.identity") == "spiffe://cluster.local/ns/default/sa/client"
+    });
+    assert_eq!(known("services"), 1);
+    // What isn't of the mesh goes where it was meant to go, and is looked up once for a while.
+    let outside = Server::start(&world.stranger, APP_PORT, echo);
+    call(&world.client, world.stranger.at(APP_PORT)).unwrap();
+    assert_eq!(outside.peer_addresses(), [world.client.at(0).ip()]);
+    // What appears later is told of, since it was asked for.
+    let later: SocketAddr = "10.77.200.9:80".parse().unwrap();
+    assert!(call(&world.client, later).is_err(), "nobody has this address yet");
+    world.istiod.apply(&web("server", "10.77.200.9"));
+    eventually("the address leads to the service", STEP, || call(&world.client, later).is_ok());
+    world.istiod.apply(&deny("server", "client"));
+    eventually("policies are held without being asked for", STEP, || is_refused(&world.client, later));
+}
+
+#[test]
 fn without_istiod_a_restarted_proxy_serves_nothing_and_says_what_it_waits_for() {
     let mut world = IstioWorld::start(&[], &[]);
     let _app = Server::start(&world.server, APP_PORT, echo);
     call(&world.client, service()).unwrap();
     world.istiod.stop();
     world.cluster.start_in_place(1).unwrap();
-    let proxy = world.near();
-    eventually("readiness names the control plane", STEP, || {
-        proxy
-            .get(ringway::demo::node::READY_PORT, "/healthz/ready")
-            .is_ok_and(|(status, body)| status != 200 && body.contains("10.77.0.100:15012"))
-    });
+    says(world.near(), &["XDS client connection error", "10.77.0.100:15012", "tcp connect error"]);
     for to in [service(), world.server.at(APP_PORT), world.stranger.at(APP_PORT)] {
         assert!(is_refused(&world.client, to), "{to} was reached without a mesh");
     }
     world.istiod.restart();
     world.cluster.proxy_mut(1).unwrap().wait_ready(READY_BOUND).unwrap();
     eventually("traffic flows again", STEP, || call(&world.client, service()).is_ok());
+}
+
+/// A line of the proxy's log has all these words, and the proxy isn't ready.
+fn says(proxy: &NodeProxy, words: &[&str]) {
+    lines::wait_for_message(proxy, words);
+    let (status, _) = proxy.get(READY_PORT, "/healthz/ready").unwrap();
+    assert_eq!(status, 500, "ready, although {words:?}");
 }
 
 #[test]
@@ -233,21 +261,8 @@ fn a_wrong_token_and_an_unknown_root_are_named_where_an_operator_looks() {
     let plane = world.cluster.control_plane.as_mut().unwrap();
     let good =
         std::mem::replace(&mut plane.tokens, directory.join("bad-token-").to_string_lossy().into_owned());
-    let says = |world: &mut IstioWorld, words: &[&str]| {
-        world.cluster.start_in_place(1).unwrap();
-        let mut last = String::new();
-        let until = std::time::Instant::now() + STEP;
-        while !words.iter().all(|word| last.contains(word)) {
-            assert!(std::time::Instant::now() < until, "{words:?} not in: {last}");
-            last = world
-                .near()
-                .get(ringway::demo::node::READY_PORT, "/healthz/ready")
-                .map(|(_, body)| body)
-                .unwrap_or_default();
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    };
-    says(&mut world, &["10.77.0.100:15012", "authenticat"]);
+    world.cluster.start_in_place(1).unwrap();
+    says(world.near(), &["10.77.0.100:15012", "authentication", "token"]);
     // The token is read anew for each stream: the right one in its place is enough.
     std::fs::copy(format!("{good}1"), &bad).unwrap();
     world.cluster.proxy_mut(1).unwrap().wait_ready(READY_BOUND).unwrap();
@@ -258,7 +273,8 @@ fn a_wrong_token_and_an_unknown_root_are_named_where_an_operator_looks() {
     std::fs::write(&root, papers.roots_pem).unwrap();
     let plane = world.cluster.control_plane.as_mut().unwrap();
     let right = std::mem::replace(&mut plane.root, root.clone());
-    says(&mut world, &["10.77.0.100:15012", "certificate"]);
+    world.cluster.start_in_place(1).unwrap();
+    says(world.near(), &["10.77.0.100:15012", "certificate"]);
     std::fs::copy(right, &root).unwrap();
     world.cluster.proxy_mut(1).unwrap().wait_ready(READY_BOUND).unwrap();
 }

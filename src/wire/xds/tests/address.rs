@@ -6,12 +6,11 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use prost::Message as _;
 
-use super::super::{Address, address};
+use super::super::{Address, Memory, address};
 use super::{
     bytes_of, encode, full_service, full_workload, port_list, read_service, read_workload, to_address,
     to_host,
 };
-use crate::base::text::Interner;
 use crate::mesh::service::{IpFamilies, LoadBalancerMode, Scope, Visibility};
 use crate::mesh::workload::{GatewayDestination, Health, NetworkMode, PortPair, Protocol};
 use crate::wire::pb::workload as pb;
@@ -207,14 +206,14 @@ fn what_is_wrong_with_a_service_is_refused_by_field() {
 
 #[test]
 fn what_is_no_address_is_refused() {
-    let says = |bytes: &[u8]| address(bytes, &mut Interner::default()).unwrap_err().to_string();
+    let says = |bytes: &[u8]| address(bytes, &mut Memory::default()).unwrap_err().to_string();
     assert_eq!(says(&[]), "unknown address type");
     assert_eq!(says(&[0x1a, 0]), "unknown address type");
     let mut bytes = bytes_of(pb::address::Type::Workload(full_workload()));
     bytes.pop();
     assert!(says(&bytes).starts_with("decode: "), "{}", says(&bytes));
     // A namespace that is no text.
-    let garbage = says(&[0x0a, 3, 0x12, 1, 0xff]);
+    let garbage = says(&[0x0a, 7, 0x12, 1, 0xff, 0xa2, 1, 1, b'u']);
     assert!(garbage.contains("Workload.namespace"), "{garbage}");
     let long =
         pb::Workload { services: BTreeMap::from([("x".repeat(5_000), port_list(&[]))]), ..full_workload() };
@@ -230,15 +229,52 @@ fn of_two_targets_for_one_port_the_last_counts() {
 
 #[test]
 fn names_are_shared_across_a_mesh() {
-    let mut interner = Interner::default();
+    let mut memory = Memory::default();
     let bytes = bytes_of(pb::address::Type::Workload(full_workload()));
-    let mut read = || match address(&bytes, &mut interner) {
+    let mut read = || match address(&bytes, &mut memory) {
         Ok(Address::Workload(workload)) => workload,
         other => panic!("{other:?}"),
     };
     let (one, two) = (read(), read());
-    assert!(Arc::ptr_eq(&one.namespace, &two.namespace));
-    assert!(Arc::ptr_eq(&one.services[0].0.hostname, &two.services[0].0.hostname));
+    assert!(Arc::ptr_eq(&one.common, &two.common) && Arc::ptr_eq(&one.node, &two.node));
+    let bytes = pb::Workload { waypoint: None, ..full_workload() };
+    let bytes = bytes_of(pb::address::Type::Workload(bytes));
+    let Ok(Address::Workload(other)) = address(&bytes, &mut memory) else { panic!("no workload") };
+    assert!(!Arc::ptr_eq(&one.common, &other.common));
+    assert!(Arc::ptr_eq(&one.services[0].0.hostname, &other.services[0].0.hostname));
+}
+
+#[test]
+fn a_message_in_pieces_is_one() {
+    let whole = full_workload();
+    let first =
+        pb::Workload { network: "east".into(), uid: "other".into(), capacity: Some(3), ..whole.clone() };
+    let second =
+        pb::Workload { addresses: vec![], authorization_policies: vec![], capacity: None, ..whole.clone() };
+    let [first, second] = [first, second].map(|form| bytes_of(pb::address::Type::Workload(form)));
+    let read = address(&[first, second].concat(), &mut Memory::default()).unwrap();
+    let wanted = read_workload(pb::Workload { capacity: Some(3), ..whole }).unwrap();
+    assert_eq!(read, Address::Workload(wanted));
+}
+
+#[test]
+fn fields_that_nobody_knows_change_nothing() {
+    let mut memory = Memory::default();
+    let message = full_workload().encode_to_vec();
+    let mut read = |extra: &[u8]| {
+        // Field 26 is a vendor's extension.
+        let message = [&message[..], &[0xd2, 0x01, 2], extra].concat();
+        let mut bytes = vec![0x0a];
+        prost::encoding::encode_varint(message.len() as u64, &mut bytes);
+        bytes.extend(message);
+        match address(&bytes, &mut memory) {
+            Ok(Address::Workload(workload)) => workload,
+            other => panic!("{other:?}"),
+        }
+    };
+    let (one, two) = (read(&[0, 1]), read(&[2, 3]));
+    assert_eq!((&one, &one), (&two, &read_workload(full_workload()).unwrap()));
+    assert!(Arc::ptr_eq(&one.common, &two.common));
 }
 
 fn any_name() -> impl Strategy<Value = String> {
@@ -352,7 +388,26 @@ proptest! {
         prop_assert_eq!((again.waypoint, again.network_gateway), (form.waypoint, form.network_gateway));
         prop_assert_eq!((again.addresses, again.uid), (form.addresses, form.uid));
         prop_assert_eq!((again.node, again.hostname), (form.node, form.hostname));
+        prop_assert_eq!((again.name, again.namespace), (form.name, form.namespace));
+        prop_assert_eq!((again.tunnel_protocol, again.status), (form.tunnel_protocol, form.status));
+        prop_assert_eq!((again.network_mode, again.native_tunnel), (form.network_mode, form.native_tunnel));
+        prop_assert_eq!((again.workload_type, again.capacity), (form.workload_type, form.capacity.or(Some(1))));
+        prop_assert_eq!((again.network, again.locality), (form.network, form.locality));
         prop_assert_eq!(again.services.keys().len(), form.services.keys().len());
+    }
+
+    #[test]
+    fn what_is_remembered_reads_as_what_is_new(forms in proptest::collection::vec(any_workload(), 1..6), twice: bool) {
+        let mut memory = Memory::default();
+        for form in forms.iter().chain(forms.iter().filter(|_| twice)) {
+            // Its neighbour in the deployment, as well.
+            for uid in [form.uid.clone(), format!("{}-2", form.uid)] {
+                let form = pb::Workload { uid, ..form.clone() };
+                let bytes = bytes_of(pb::address::Type::Workload(form.clone()));
+                let read = address(&bytes, &mut memory).unwrap();
+                prop_assert_eq!(read, Address::Workload(read_workload(form).unwrap()));
+            }
+        }
     }
 
     #[test]
@@ -370,6 +425,6 @@ proptest! {
     fn an_address_cut_short_is_refused(form in any_workload(), cut in 1_usize..20) {
         let bytes = pb::Address { r#type: Some(pb::address::Type::Workload(form)) }.encode_to_vec();
         let kept = bytes.len().saturating_sub(cut);
-        prop_assert!(address(&bytes[..kept], &mut Interner::default()).is_err());
+        prop_assert!(address(&bytes[..kept], &mut Memory::default()).is_err());
     }
 }

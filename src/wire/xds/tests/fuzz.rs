@@ -1,4 +1,4 @@
-//! The fuzz targets' bodies on right messages with a few bytes wrong, cut short or repeated.
+//! The fuzz targets' bodies on any bytes, and on right messages with a few bytes wrong or cut short.
 
 use proptest::prelude::*;
 use prost::Message as _;
@@ -24,37 +24,67 @@ fn response() -> Vec<u8> {
     .encode_to_vec()
 }
 
+/// A message with a few bytes wrong, and now and then its end cut off.
+fn spoilt(message: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
+    let spoil = proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4);
+    let cut = prop_oneof![4 => Just(0_usize), 1 => 0..30_usize];
+    (Just(message), spoil, cut).prop_map(|(mut message, spoil, cut)| {
+        for (at, with) in spoil {
+            let at = at.index(message.len());
+            message[at] = with;
+        }
+        message.truncate(message.len().saturating_sub(cut));
+        message
+    })
+}
+
+fn any_bytes() -> impl Strategy<Value = Vec<u8>> {
+    proptest::collection::vec(any::<u8>(), 0..200)
+}
+
+fn a_policy() -> Vec<u8> {
+    policy_of(vec![full_match(), full_match()]).encode_to_vec()
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1_500))]
+    #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn any_bytes_are_survived(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+    fn fuzz_xds_address_survives_any_bytes(bytes in any_bytes()) {
         fuzz_address(&bytes);
+    }
+
+    #[test]
+    fn fuzz_xds_address_survives_spoilt_workloads(
+        bytes in spoilt(bytes_of(pb::address::Type::Workload(full_workload()))),
+    ) {
+        fuzz_address(&bytes);
+    }
+
+    #[test]
+    fn fuzz_xds_address_survives_spoilt_services(
+        bytes in spoilt(bytes_of(pb::address::Type::Service(full_service()))),
+    ) {
+        fuzz_address(&bytes);
+    }
+
+    #[test]
+    fn fuzz_xds_authorization_survives_any_bytes(bytes in any_bytes()) {
         fuzz_authorization(&bytes);
+    }
+
+    #[test]
+    fn fuzz_xds_authorization_survives_spoilt_policies(bytes in spoilt(a_policy())) {
+        fuzz_authorization(&bytes);
+    }
+
+    #[test]
+    fn fuzz_xds_response_survives_any_bytes(bytes in any_bytes()) {
         fuzz_response(&bytes);
     }
 
     #[test]
-    fn spoilt_messages_are_survived(
-        kind in 0..4_u8,
-        spoil in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
-        cut in prop_oneof![4 => Just(0_usize), 1 => 0..30_usize],
-    ) {
-        let mut bytes = match kind {
-            0 => bytes_of(pb::address::Type::Workload(full_workload())),
-            1 => bytes_of(pb::address::Type::Service(full_service())),
-            2 => policy_of(vec![full_match(), full_match()]).encode_to_vec(),
-            _ => response(),
-        };
-        for (at, with) in spoil {
-            let at = at.index(bytes.len());
-            bytes[at] = with;
-        }
-        bytes.truncate(bytes.len().saturating_sub(cut));
-        match kind {
-            0 | 1 => fuzz_address(&bytes),
-            2 => fuzz_authorization(&bytes),
-            _ => fuzz_response(&bytes),
-        }
+    fn fuzz_xds_response_survives_spoilt_responses(bytes in spoilt(response())) {
+        fuzz_response(&bytes);
     }
 }

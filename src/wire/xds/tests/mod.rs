@@ -7,8 +7,7 @@ mod fuzz;
 
 use prost::Message as _;
 
-use super::{Address, Refusal};
-use crate::base::text::Interner;
+use super::{Address, Memory, Refusal};
 use crate::wire::pb::{security, workload as pb};
 
 /// A workload that says everything.
@@ -117,14 +116,14 @@ fn bytes_of(form: pb::address::Type) -> Vec<u8> {
 }
 
 fn read_workload(form: pb::Workload) -> Result<crate::mesh::workload::Workload, Refusal> {
-    match super::address(&bytes_of(pb::address::Type::Workload(form)), &mut Interner::default())? {
+    match super::address(&bytes_of(pb::address::Type::Workload(form)), &mut Memory::default())? {
         Address::Workload(workload) => Ok(workload),
         Address::Service(service) => panic!("a workload became {service:?}"),
     }
 }
 
 fn read_service(form: pb::Service) -> Result<crate::mesh::service::Service, Refusal> {
-    match super::address(&bytes_of(pb::address::Type::Service(form)), &mut Interner::default())? {
+    match super::address(&bytes_of(pb::address::Type::Service(form)), &mut Memory::default())? {
         Address::Service(service) => Ok(service),
         Address::Workload(workload) => panic!("a service became {workload:?}"),
     }
