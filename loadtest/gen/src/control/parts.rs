@@ -17,6 +17,7 @@ use ringway_standin::mesh::{ADDRESS, AUTHORIZATION, Change};
 
 use super::stage::{Stage, base, side_workload};
 use crate::compare::arm::SERVER_PORT;
+use crate::compare::progress;
 use crate::load::outcome::Outcome;
 use crate::load::protocol::{ANSWER_BYTES, Opening, decode_answer};
 use crate::netns::enter;
@@ -141,6 +142,7 @@ pub fn repush(stage: &Stage, size: Size, rounds: u32) -> Result<Figures> {
     let mut found: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     let mut put = |figure, value| found.entry(figure).or_default().push(value);
     for round in 1..=rounds {
+        let begun = Instant::now();
         let (calm, calm_p999) = echo(stage, size.repush, || Ok(()))?;
         // Encoded before: the stand-in's work is not the proxy's.
         let again = Change { put: size.fleet.all_workloads(round).collect(), remove: vec![] }.prepare();
@@ -156,6 +158,7 @@ pub fn repush(stage: &Stage, size: Size, rounds: u32) -> Result<Figures> {
             Ok(())
         })?;
         check(stage, size.fleet, &BTreeMap::new(), round)?;
+        progress(&format!("re-push {round}: gap {busy:.1} ms, quiet {calm:.1} ms"), begun);
         put("quiet_gap_ms", calm);
         put("quiet_p999_ms", calm_p999);
         put("repush_gap_ms", busy);

@@ -155,7 +155,8 @@ impl Stage {
         let (status, body) = self.get(ADMIN_PORT, "/config_dump")?;
         ensure!(status == 200, "the dump's status is {status}");
         let dump: serde_json::Value = serde_json::from_str(&body)?;
-        let workloads = dump["workloads"].as_array().context("no workloads in the dump")?;
+        let workloads = dump.get("workloads").and_then(serde_json::Value::as_array);
+        let workloads = workloads.context("no workloads in the dump")?;
         let field =
             |workload: &serde_json::Value, name: &str| workload[name].as_str().unwrap_or_default().to_owned();
         Ok(workloads.iter().map(|one| (field(one, "uid"), field(one, "canonicalRevision"))).collect())
