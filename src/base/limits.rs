@@ -8,8 +8,8 @@ pub const HANDSHAKE_DEADLINE_MS: u64 = 10_000;
 pub const SETTINGS_DEADLINE_MS: u64 = 10_000;
 /// The answer to a CONNECT: the far side may hold it for its certificate or workload for 30 s.
 pub const CONNECT_ANSWER_DEADLINE_MS: u64 = 45_000;
-/// A connection that waits longer than this for its certificate or its pod's record says so in the log; no shard says so
-/// more often.
+/// A connection that waits longer than this for its certificate or its pod's record says so in the log; no shard
+/// says so more often.
 pub const WAIT_TOLD_MS: u64 = 1_000;
 /// After one side has finished, the other may stay silent this long before both are closed.
 pub const HALF_CLOSE_IDLE_MS: u64 = 3_600_000;

@@ -118,8 +118,9 @@ pub fn web(app: &str, vip: &str) -> String {
 /// Denies calls of a service account of the default namespace at the pods with this label.
 pub fn deny(app: &str, account: &str) -> String {
     format!(
-        "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\nmetadata: {{name: no-{account}, namespace: default}}\n\
-         spec:\n  action: DENY\n  selector: {{matchLabels: {{app: {app}}}}}\n  \
+        "apiVersion: security.istio.io/v1\nkind: AuthorizationPolicy\n\
+         metadata: {{name: no-{account}, namespace: default}}\nspec:\n  action: DENY\n  \
+         selector: {{matchLabels: {{app: {app}}}}}\n  \
          rules: [{{from: [{{source: {{principals: [cluster.local/ns/default/sa/{account}]}}}}]}}]\n"
     )
 }

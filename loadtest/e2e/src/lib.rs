@@ -20,6 +20,7 @@ pub mod lines;
 pub mod seccomp;
 pub mod serve;
 pub mod sockets;
+pub mod standin_world;
 pub mod world;
 
 use std::time::{Duration, Instant};

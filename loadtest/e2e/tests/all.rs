@@ -17,6 +17,8 @@ mod istio;
 mod istiod_peer;
 #[path = "all/kernel.rs"]
 mod kernel;
+#[path = "all/misbehave.rs"]
+mod misbehave;
 #[path = "all/observe.rs"]
 mod observe;
 #[path = "all/pods.rs"]

@@ -114,13 +114,16 @@ impl Client {
         if self.words.send(Word::Opened(Stream { id, requests, end })).await.is_err() {
             return End::new(Reason::Complete, "the process ends");
         }
-        let response = match open(channel, headers, ReceiverStream::new(outbound)).await {
+        // Held beside the stream: hyper takes a connection that nobody could ask for more for idle, and doesn't ping it.
+        let connection = channel;
+        let response = match open(connection.clone(), headers, ReceiverStream::new(outbound)).await {
             Ok(response) => response,
             Err(status) => return End::new(Reason::ConnectionError, self.dial.explain(&status)),
         };
         info!(target: "ztunnel::xds::client", "Stream established");
         let mut fruitful = false;
         let mut end = self.carry(response.into_body(), ended, &mut fruitful).await;
+        drop(connection);
         end.fruitful = fruitful;
         end
     }
