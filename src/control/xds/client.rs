@@ -114,7 +114,8 @@ impl Client {
         if self.words.send(Word::Opened(Stream { id, requests, end })).await.is_err() {
             return End::new(Reason::Complete, "the process ends");
         }
-        // Held beside the stream: hyper takes a connection that nobody could ask for more for idle, and doesn't ping it.
+        // Held beside the stream: hyper takes a connection that nobody could ask for more for idle, and doesn't
+        // ping it.
         let connection = channel;
         let response = match open(connection.clone(), headers, ReceiverStream::new(outbound)).await {
             Ok(response) => response,
