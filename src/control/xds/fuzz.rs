@@ -158,17 +158,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn random_deltas(data in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn fuzz_deltas_keep_the_model_whatever_comes(data in proptest::collection::vec(any::<u8>(), 0..80)) {
             fuzz_deltas(&data);
         }
 
         #[test]
-        fn random_streams(data in proptest::collection::vec(any::<u8>(), 0..80)) {
+        fn fuzz_stream_survives_any_bytes(data in proptest::collection::vec(any::<u8>(), 0..80)) {
             fuzz_stream(&data);
         }
 
         #[test]
-        fn spoilt_streams(size: u8, at in any::<prop::sample::Index>(), with: u8, cut in 0_usize..20) {
+        fn fuzz_stream_survives_spoilt_messages(size: u8, at in any::<prop::sample::Index>(), with: u8, cut in 0_usize..20) {
             let messages = [
                 response(ADDRESS_TYPE, "1", vec![pod("a", "1", 1), bad_pod("b", "2")], &["gone"]),
                 response(AUTHORIZATION_TYPE, "2", vec![policy("p")], &[]),
