@@ -168,7 +168,7 @@ mod tests {
         }
 
         #[test]
-        fn fuzz_stream_survives_spoilt_ones(size: u8, at in any::<prop::sample::Index>(), with: u8, cut in 0_usize..20) {
+        fn fuzz_stream_survives_spoiling(size: u8, at in any::<prop::sample::Index>(), with: u8, cut in 0_usize..20) {
             let messages = [
                 response(ADDRESS_TYPE, "1", vec![pod("a", "1", 1), bad_pod("b", "2")], &["gone"]),
                 response(AUTHORIZATION_TYPE, "2", vec![policy("p")], &[]),
