@@ -15,12 +15,14 @@ pub fn outbound(request: &Request<'_>) -> Vec<Text> {
     let Request { snapshot, source, .. } = *request;
     let ip = request.target.ip();
     let mut missing = Vec::new();
-    let found = snapshot.lookup(request.network, ip, Some(&source.namespace));
+    let on = |network: &str| snapshot.lookup(network, ip, Some(&source.namespace));
+    let found = on(request.network);
+    if found.is_none() {
+        missing.push(address(request.network, ip));
+    }
     // The decision looks on both networks.
-    for network in [request.network, &source.network] {
-        if snapshot.lookup(network, ip, Some(&source.namespace)).is_none() {
-            add(&mut missing, address(network, ip));
-        }
+    if *source.network != *request.network && on(&source.network).is_none() {
+        missing.push(address(&source.network, ip));
     }
     match found {
         Some(Found::Service(service)) => {
