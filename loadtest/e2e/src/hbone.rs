@@ -41,6 +41,15 @@ pub struct Papers {
     pub root_pem: String,
 }
 
+impl Papers {
+    /// Chain and key as rustls takes them.
+    pub fn parsed(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        let chain = CertificateDer::pem_slice_iter(self.chain_pem.as_bytes());
+        let chain = chain.collect::<Result<_, _>>().expect("a chain");
+        (chain, PrivateKeyDer::from_pem_slice(self.key_pem.as_bytes()).expect("a key"))
+    }
+}
+
 /// Papers of an identity from the mesh's own authority in `directory`.
 pub fn papers(directory: &Path, identity: &str) -> Papers {
     let authority = Authority::open(directory, "cluster.local").expect("the mesh's authority");
@@ -98,9 +107,7 @@ impl HbonePeer {
         };
         let mut config = match papers {
             Some(papers) => {
-                let chain = CertificateDer::pem_slice_iter(papers.chain_pem.as_bytes());
-                let chain = chain.collect::<Result<Vec<_>, _>>().expect("a chain");
-                let key = PrivateKeyDer::from_pem_slice(papers.key_pem.as_bytes()).expect("a key");
+                let (chain, key) = papers.parsed();
                 builder.with_client_auth_cert(chain, key).expect("client papers")
             }
             None => builder.with_no_client_auth(),

@@ -14,8 +14,6 @@ use bytes::Bytes;
 use h2::RecvStream;
 use h2::server::SendResponse;
 use ringway::demo::topology::Pod;
-use rustls_pki_types::pem::PemObject;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
@@ -51,10 +49,7 @@ impl HboneServer {
         identity: &str,
         answer: impl Fn(Call) -> Answering + Send + 'static,
     ) -> Self {
-        let papers = papers(authority, identity);
-        let chain = CertificateDer::pem_slice_iter(papers.chain_pem.as_bytes());
-        let chain = chain.collect::<Result<Vec<_>, _>>().expect("a chain");
-        let key = PrivateKeyDer::from_pem_slice(papers.key_pem.as_bytes()).expect("a key");
+        let (chain, key) = papers(authority, identity).parsed();
         let mut config = rustls::ServerConfig::builder_with_provider(Arc::new(
             rustls::crypto::aws_lc_rs::default_provider(),
         ))

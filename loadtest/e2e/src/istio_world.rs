@@ -7,7 +7,7 @@ use ringway::demo::node::NodeProxy;
 use ringway::demo::topology::Pod;
 
 use crate::istiod::{ISTIOD_NAME, Istiod, IstiodPlan};
-use crate::world::{APP_PORT, SERVICE_PORT, Turn, VIP, binary};
+use crate::world::{APP_PORT, SERVICE_PORT, Turn, VIP, binary, owned, tell_last_words};
 
 /// Where istiod listens, on the bridge between the nodes.
 const ISTIOD: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 100);
@@ -34,7 +34,7 @@ impl IstioWorld {
     pub fn build(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
         let turn = Turn::take();
         let mut variables = vec![("POOL_UNUSED_RELEASE_TIMEOUT".to_owned(), "2s".to_owned())];
-        variables.extend(environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        variables.extend(owned(environment));
         let plan = ClusterPlan { kind: "rwistio", nodes: 2, binary: binary(), environment: variables };
         let mut cluster = Cluster::build(plan).expect("network namespaces for the test");
         cluster
@@ -77,11 +77,7 @@ impl IstioWorld {
 
 impl Drop for IstioWorld {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            for proxy in self.cluster.proxies() {
-                eprintln!("---- a proxy's last words\n{}", proxy.last_words());
-            }
-        }
+        tell_last_words(&self.cluster);
     }
 }
 

@@ -10,6 +10,8 @@ use std::time::Duration;
 use ringway::demo::space::Space;
 use serde_json::Value;
 
+use crate::world::owned;
+
 /// The name in its certificate, whatever address it is reached at.
 pub const ISTIOD_NAME: &str = "istiod.istio-system.svc";
 /// Bound of a start; generous, since machines that run tests may be slow.
@@ -48,9 +50,8 @@ impl Istiod {
         std::fs::create_dir_all(&directory).expect("a directory for istiod");
         let first = directory.join("first.yaml");
         std::fs::write(&first, plan.objects).expect("writing istiod's objects");
-        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let arguments: Vec<String> = plan.arguments.iter().map(|argument| (*argument).to_owned()).collect();
-        let environment: Vec<_> = plan.environment.iter().map(owned).collect();
+        let environment: Vec<_> = owned(plan.environment).collect();
         let mut command = command(&directory, plan.listen, &arguments, &environment);
         command.arg("--objects").arg(&first);
         let child = plan.space.spawn(&mut command).expect("starting istiod");

@@ -8,7 +8,7 @@ use ringway::demo::topology::Pod;
 use ringway::wire::pb::workload::{NetworkAddress, Port, PortList, Service, Workload};
 use ringway_standin::{NAME, Plan, Standin, generate};
 
-use crate::world::{APP_PORT, SERVICE_PORT, Turn, VIP, binary};
+use crate::world::{APP_PORT, SERVICE_PORT, Turn, VIP, binary, owned, tell_last_words};
 
 const STANDIN: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 100);
 const WEB: &str = "web.default.svc.cluster.local";
@@ -26,8 +26,7 @@ impl StandinWorld {
     /// The stand-in, pods and agents, no proxies yet. `environment` is the proxies'.
     pub fn build(environment: &[(&str, &str)]) -> Self {
         let turn = Turn::take();
-        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
-        let environment = environment.iter().map(owned).collect();
+        let environment = owned(environment).collect();
         let plan = ClusterPlan { kind: "rwstand", nodes: 2, binary: binary(), environment };
         let mut cluster = Cluster::build(plan).expect("network namespaces for the test");
         let wire = &cluster.topology.wire;
@@ -63,11 +62,7 @@ impl StandinWorld {
 
 impl Drop for StandinWorld {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            for proxy in self.cluster.proxies() {
-                eprintln!("---- a proxy's last words\n{}", proxy.last_words());
-            }
-        }
+        tell_last_words(&self.cluster);
     }
 }
 

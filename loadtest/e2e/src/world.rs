@@ -58,7 +58,7 @@ impl World {
         let turn = Turn::take();
         // Idle tunnels go soon, so that each test can see that nothing is left.
         let mut variables = vec![("POOL_UNUSED_RELEASE_TIMEOUT".to_owned(), "2s".to_owned())];
-        variables.extend(environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
+        variables.extend(owned(environment));
         let plan = ClusterPlan { kind: "rwe2e", nodes: 2, binary: binary(), environment: variables };
         let mut cluster = Cluster::build(plan).expect("network namespaces for the test");
         let client = cluster.mesh_pod(1, "client").expect("the client's pod");
@@ -93,13 +93,23 @@ impl World {
     }
 }
 
+/// What the proxies said last, where a test fails.
+pub(crate) fn tell_last_words(cluster: &Cluster) {
+    if std::thread::panicking() {
+        for proxy in cluster.proxies() {
+            eprintln!("---- a proxy's last words\n{}", proxy.last_words());
+        }
+    }
+}
+
+/// Variables as a cluster's plan takes them.
+pub(crate) fn owned(variables: &[(&str, &str)]) -> impl Iterator<Item = (String, String)> {
+    variables.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+}
+
 impl Drop for World {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            for proxy in self.cluster.proxies() {
-                eprintln!("---- a proxy's last words\n{}", proxy.last_words());
-            }
-        }
+        tell_last_words(&self.cluster);
     }
 }
 
