@@ -47,7 +47,7 @@ fn wrong_clients(mesh: &Forge) -> Vec<Wrong> {
         wrong(
             "another root of the same name",
             Forge::foreign().papers(&good()),
-            &["invalid peer certificate: "],
+            &["invalid peer certificate: ", "BadSignature"],
         ),
         wrong("expired", made(&good().expired()), &["invalid peer certificate: ", "expired"]),
         wrong(
@@ -68,17 +68,25 @@ fn wrong_clients(mesh: &Forge) -> Vec<Wrong> {
         ),
         wrong("no name", made(&good().uris(&[])), &[DOMAIN]),
         wrong("a DNS name", made(&good().only_dns(&["client.default.svc.cluster.local"])), &[DOMAIN]),
-        wrong("a server's certificate", made(&good().only_for(ServerAuth)), &["invalid peer certificate: "]),
+        wrong(
+            "a server's certificate",
+            made(&good().only_for(ServerAuth)),
+            &["invalid peer certificate: ", "InvalidPurpose"],
+        ),
         wrong(
             "signed by a workload",
             mesh.papers_by_holder(&Draft::of(OTHER), &good()),
-            &["invalid peer certificate: "],
+            &["invalid peer certificate: ", "EndEntityUsedAsCa"],
         ),
-        wrong("an authority's certificate", made(&good().as_authority()), &["invalid peer certificate: "]),
-        wrong("another's key", stolen(&made(&good())), &["invalid peer certificate: "]),
+        wrong(
+            "an authority's certificate",
+            made(&good().as_authority()),
+            &["invalid peer certificate: ", "CaUsedAsEndEntity"],
+        ),
+        wrong("another's key", stolen(&made(&good())), &["invalid peer certificate: ", "BadSignature"]),
         Wrong { papers: None, ..wrong("no certificate", made(&good()), &["peer sent no certificate"]) },
-        Wrong { version: &TLS12, ..wrong("TLS 1.2", made(&good()), &["peer is incompatible: "]) },
-        Wrong { protocol: b"http/1.1", ..wrong("not HTTP/2", made(&good()), &[]) },
+        Wrong { version: &TLS12, ..wrong("TLS 1.2", made(&good()), &["peer is incompatible: ", "Tls12"]) },
+        Wrong { protocol: b"http/1.1", ..wrong("not HTTP/2", made(&good()), &["known protocol"]) },
     ]
 }
 
@@ -175,7 +183,7 @@ fn wrong_servers(mesh: &Forge) -> Vec<Wrong> {
         wrong(
             "another root of the same name",
             Forge::foreign().papers(&good()),
-            &["invalid peer certificate: "],
+            &["invalid peer certificate: ", "BadSignature"],
         ),
         wrong("expired", made(&good().expired()), &["invalid peer certificate: ", "expired"]),
         wrong(
@@ -183,14 +191,18 @@ fn wrong_servers(mesh: &Forge) -> Vec<Wrong> {
             made(&good().not_yet_valid()),
             &["invalid peer certificate: ", "not valid yet"],
         ),
-        wrong("a client's certificate", made(&good().only_for(ClientAuth)), &["invalid peer certificate: "]),
+        wrong(
+            "a client's certificate",
+            made(&good().only_for(ClientAuth)),
+            &["invalid peer certificate: ", "InvalidPurpose"],
+        ),
         wrong(
             "signed by a workload",
             mesh.papers_by_holder(&Draft::of(OTHER), &good()),
-            &["invalid peer certificate: "],
+            &["invalid peer certificate: ", "EndEntityUsedAsCa"],
         ),
-        Wrong { version: &TLS12, ..wrong("TLS 1.2", made(&good()), &["io error: "]) },
-        Wrong { protocol: b"http/1.1", ..wrong("not HTTP/2", made(&good()), &[]) },
+        Wrong { version: &TLS12, ..wrong("TLS 1.2", made(&good()), &["ProtocolVersion"]) },
+        Wrong { protocol: b"http/1.1", ..wrong("not HTTP/2", made(&good()), &["NoApplicationProtocol"]) },
     ]
 }
 

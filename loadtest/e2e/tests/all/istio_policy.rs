@@ -41,71 +41,87 @@ fn workload(mode: &str, one: &str, other: &str) -> Object {
     peer_authentication("default", "server", &spec)
 }
 
-#[test]
-fn every_level_of_peer_authentication_and_every_port_override_is_as_istiod_converts_it() {
-    let world = IstioWorld::start(&[], &[]);
-    let mut verdicts = Verdicts::new(&world);
-    let (strict, permissive, unset) = ("STRICT", "PERMISSIVE", "UNSET");
-    let one_level: [(&str, Vec<Object>, &[&str], &str); 13] = [
-        ("mesh strict", vec![mesh(strict)], &[STATIC], "--+++"),
-        ("mesh permissive", vec![mesh(permissive)], &[], "+++++"),
-        ("mesh strict, namespace unset", vec![mesh(strict), namespace(unset)], &[STATIC], "--+++"),
-        ("mesh strict, namespace permissive", vec![mesh(strict), namespace(permissive)], &[], "+++++"),
-        ("mesh permissive, namespace strict", vec![mesh(permissive), namespace(strict)], &[STATIC], "--+++"),
-        ("mesh unset", vec![mesh(unset)], &[], "+++++"),
-        ("namespace strict", vec![namespace(strict)], &[STATIC], "--+++"),
-        ("..., workload permissive", vec![namespace(strict), workload(permissive, "", "")], &[], "+++++"),
-        ("workload strict alone", vec![workload(strict, "", "")], &[STATIC], "--+++"),
-        ("mesh strict, workload disabled", vec![mesh(strict), workload("DISABLE", "", "")], &[], "+++++"),
-        ("mesh strict, workload unset", vec![mesh(strict), workload(unset, "", "")], &[STATIC], "--+++"),
-        ("all unset", vec![mesh(unset), namespace(unset), workload(unset, "", "")], &[], "+++++"),
+/// What is applied, the policies that istiod then names at the server, and what passes.
+type Row = (&'static str, Vec<Object>, &'static [&'static str], &'static str);
+
+const UNSET: &str = "UNSET";
+const PERMISSIVE: &str = "PERMISSIVE";
+const STRICT: &str = "STRICT";
+
+fn levels() -> Vec<Row> {
+    vec![
+        ("mesh strict", vec![mesh(STRICT)], &[STATIC], "--+++"),
+        ("mesh permissive", vec![mesh(PERMISSIVE)], &[], "+++++"),
+        ("mesh strict, namespace unset", vec![mesh(STRICT), namespace(UNSET)], &[STATIC], "--+++"),
+        ("mesh strict, namespace permissive", vec![mesh(STRICT), namespace(PERMISSIVE)], &[], "+++++"),
+        ("mesh permissive, namespace strict", vec![mesh(PERMISSIVE), namespace(STRICT)], &[STATIC], "--+++"),
+        ("mesh unset", vec![mesh(UNSET)], &[], "+++++"),
+        ("namespace strict", vec![namespace(STRICT)], &[STATIC], "--+++"),
+        ("..., workload permissive", vec![namespace(STRICT), workload(PERMISSIVE, "", "")], &[], "+++++"),
+        ("workload strict alone", vec![workload(STRICT, "", "")], &[STATIC], "--+++"),
+        ("mesh strict, workload disabled", vec![mesh(STRICT), workload("DISABLE", "", "")], &[], "+++++"),
+        ("mesh strict, workload unset", vec![mesh(STRICT), workload(UNSET, "", "")], &[STATIC], "--+++"),
+        ("all unset", vec![mesh(UNSET), namespace(UNSET), workload(UNSET, "", "")], &[], "+++++"),
         (
             "namespace permissive, workload strict",
-            vec![mesh(permissive), namespace(permissive), workload(strict, "", "")],
+            vec![mesh(PERMISSIVE), namespace(PERMISSIVE), workload(STRICT, "", "")],
             &[STATIC],
             "--+++",
         ),
-    ];
-    for (what, objects, attached, passes) in one_level {
-        verdicts.row(what, objects, Some(attached), passes);
-    }
-    let of_ports: [(&str, Vec<Object>, &[&str], &str); 14] = [
-        ("strict but 9090", vec![workload(strict, "", permissive)], &[CONVERTED], "-++++"),
-        ("strict but 9090 disabled", vec![workload(strict, "", "DISABLE")], &[CONVERTED], "-++++"),
-        ("strict but both", vec![workload(strict, permissive, permissive)], &[CONVERTED], "+++++"),
-        ("strict and both strict", vec![workload(strict, strict, strict)], &[STATIC], "--+++"),
-        ("strict, 9090 unset", vec![workload(strict, "", unset)], &[STATIC], "--+++"),
-        ("permissive but 9090", vec![workload(permissive, "", strict)], &[CONVERTED], "+-+++"),
-        ("disabled but 8080", vec![workload("DISABLE", strict, "")], &[CONVERTED], "-++++"),
-        ("permissive but both", vec![workload(permissive, strict, strict)], &[CONVERTED], "--+++"),
-        ("permissive and 9090 too", vec![workload(permissive, "", permissive)], &[], "+++++"),
-        ("unset but 9090", vec![workload(unset, "", strict)], &[CONVERTED], "+-+++"),
+    ]
+}
+
+fn ports() -> Vec<Row> {
+    vec![
+        ("strict but 9090", vec![workload(STRICT, "", PERMISSIVE)], &[CONVERTED], "-++++"),
+        ("strict but 9090 disabled", vec![workload(STRICT, "", "DISABLE")], &[CONVERTED], "-++++"),
+        ("strict but both", vec![workload(STRICT, PERMISSIVE, PERMISSIVE)], &[CONVERTED], "+++++"),
+        ("strict and both strict", vec![workload(STRICT, STRICT, STRICT)], &[STATIC], "--+++"),
+        ("strict, 9090 unset", vec![workload(STRICT, "", UNSET)], &[STATIC], "--+++"),
+        ("permissive but 9090", vec![workload(PERMISSIVE, "", STRICT)], &[CONVERTED], "+-+++"),
+        ("disabled but 8080", vec![workload("DISABLE", STRICT, "")], &[CONVERTED], "-++++"),
+        ("permissive but both", vec![workload(PERMISSIVE, STRICT, STRICT)], &[CONVERTED], "--+++"),
+        ("permissive and 9090 too", vec![workload(PERMISSIVE, "", PERMISSIVE)], &[], "+++++"),
+        ("unset but 9090", vec![workload(UNSET, "", STRICT)], &[CONVERTED], "+-+++"),
         (
             "namespace strict, unset but 9090",
-            vec![namespace(strict), workload(unset, "", permissive)],
+            vec![namespace(STRICT), workload(UNSET, "", PERMISSIVE)],
             &[CONVERTED],
             "-++++",
         ),
         (
             "mesh strict, unset but 8080",
-            vec![mesh(strict), workload(unset, permissive, "")],
+            vec![mesh(STRICT), workload(UNSET, PERMISSIVE, "")],
             &[CONVERTED],
             "+-+++",
         ),
         (
             "mesh strict, unset and 9090 strict",
-            vec![mesh(strict), workload(unset, "", strict)],
+            vec![mesh(STRICT), workload(UNSET, "", STRICT)],
             &[STATIC],
             "--+++",
         ),
         (
             "mesh strict, namespace permissive, unset but 9090",
-            vec![mesh(strict), namespace(permissive), workload(unset, "", strict)],
+            vec![mesh(STRICT), namespace(PERMISSIVE), workload(UNSET, "", STRICT)],
             &[CONVERTED],
             "+-+++",
         ),
-    ];
-    for (what, objects, attached, passes) in of_ports {
+        // istiod takes only PERMISSIVE for an exception here.
+        (
+            "mesh strict, unset and 9090 disabled",
+            vec![mesh(STRICT), workload(UNSET, "", "DISABLE")],
+            &[STATIC],
+            "--+++",
+        ),
+    ]
+}
+
+#[test]
+fn every_level_of_peer_authentication_and_every_port_override_is_as_istiod_converts_it() {
+    let world = IstioWorld::start(&[], &[]);
+    let mut verdicts = Verdicts::new(&world);
+    for (what, objects, attached, passes) in levels().into_iter().chain(ports()) {
         verdicts.row(what, objects, Some(attached), passes);
     }
     let elsewhere = |namespace, app: &str| {
@@ -114,10 +130,12 @@ fn every_level_of_peer_authentication_and_every_port_override_is_as_istiod_conve
     };
     verdicts.row("a selector in the root namespace", elsewhere("istio-system", "server"), Some(&[]), "+++++");
     verdicts.row("of another workload", elsewhere("default", "client"), Some(&[]), "+++++");
-    let other = vec![peer_authentication("elsewhere", "default", &whole(strict))];
+    let other = vec![peer_authentication("elsewhere", "default", &whole(STRICT))];
     verdicts.row("of another namespace", other, Some(&[]), "+++++");
-    let both = vec![mesh(strict), deny("{ports: [\"9090\"]}")];
+    let both = vec![mesh(STRICT), deny("{ports: [\"9090\"]}")];
     verdicts.row("strict, and a policy beside", both, Some(&[STATIC]), "--+-+");
+    // Without its setting istiod keeps dry runs to itself.
+    verdicts.row("a dry run", vec![rules("DENY", "[{}]").dry_run("true")], Some(&[]), "+++++");
     verdicts.are_right();
 }
 
@@ -238,9 +256,19 @@ fn every_kind_of_match_in_an_allow_lets_through_what_it_names_and_nothing_else()
     ] {
         verdicts.row(&format!("allow {text}"), vec![rules("ALLOW", text)], Some(&[]), passes);
     }
+    side_by_side(&mut verdicts);
+    by_place(&mut verdicts);
+    verdicts.are_right();
+}
+
+fn named(name: &str, spec: &str) -> Object {
+    authorization("default", name, spec)
+}
+
+/// Several policies at once: any DENY refuses, and one ALLOW is enough.
+fn side_by_side(verdicts: &mut Verdicts<'_>) {
     let empty = || authorization("default", "empty", "{}");
     let client = || allow_from(&format!("{{principals: [{CLIENT}]}}"));
-    let named = |name: &str, spec: &str| authorization("default", name, spec);
     let nobody_9090 = || named("deny", "{action: DENY, rules: [{to: [{operation: {ports: [\"9090\"]}}]}]}");
     let strangers = named("strangers", "{rules: [{from: [{source: {ipBlocks: [{stranger}]}}]}]}");
     verdicts.row("nobody", vec![empty()], Some(&[]), "-----");
@@ -249,9 +277,13 @@ fn every_kind_of_match_in_an_allow_lets_through_what_it_names_and_nothing_else()
     verdicts.row("a dry run doesn't allow", vec![empty(), client().dry_run("true")], Some(&[]), "-----");
     verdicts.row("the client, not 9090", vec![client(), nobody_9090()], Some(&[]), "--+-+");
     verdicts.row("either allows", vec![client(), strangers], Some(&[]), "+++++");
-    let strict = peer_authentication("istio-system", "default", &whole("STRICT"));
+    let strict = peer_authentication("istio-system", "default", &whole(STRICT));
     let anybody = rules("ALLOW", "[{}]");
     verdicts.row("everybody, under strict", vec![anybody, strict], Some(&[STATIC]), "--+++");
+}
+
+/// The same policy at other places: whose it is depends on its namespace and selector.
+fn by_place(verdicts: &mut Verdicts<'_>) {
     let spec = |target: &str| {
         format!("{{{target}action: DENY, rules: [{{from: [{{source: {{principals: [{CLIENT}]}}}}]}}]}}")
     };
@@ -270,7 +302,6 @@ fn every_kind_of_match_in_an_allow_lets_through_what_it_names_and_nothing_else()
     ] {
         verdicts.row(what, vec![object], Some(attached), passes);
     }
-    verdicts.are_right();
 }
 
 /// istiod leaves the HTTP attributes out and says that the policy is then enforced without them; what is left of such

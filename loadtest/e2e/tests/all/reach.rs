@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use ringway::demo::mesh_file::FileService;
+use ringway::demo::mesh_file::{FileService, deny, namespace_policy};
 use ringway_e2e::block_on;
 use ringway_e2e::dials::Dials;
 use ringway_e2e::hbone::{HBONE_PORT, HbonePeer, connect};
@@ -101,6 +101,17 @@ fn what_is_not_the_pods_own_is_answered_as_the_reference_does_and_never_dialled(
                 said.starts_with(error) && (*error == RECURSIVE || said.contains(&named))
             });
         }
+        let mut over_v6 = peer.open(world.server.at6(HBONE_PORT)).await;
+        for authority in [
+            at(APP_PORT),
+            world.client.at6(APP_PORT).to_string(),
+            format!("[::1]:{APP_PORT}"),
+            format!("[fe80::1]:{APP_PORT}"),
+            format!("[::ffff:{}]:{APP_PORT}", world.server.v4),
+        ] {
+            let answer = connect(&mut over_v6, &authority, &[]).await;
+            assert_eq!((answer.status, answer.ended), (400, true), "CONNECT {authority} over IPv6");
+        }
         assert_eq!(dials.each_ref().map(Dials::count), [0, 0], "something was dialled");
         // The pod is called about a service that it has no part in: it is still only itself that is dialled.
         let answer = connect(&mut connection, &format!("{CONTROL_PLANE}:15012"), &[]).await;
@@ -166,4 +177,40 @@ fn plaintext_reaches_the_pods_own_ports_and_no_port_of_the_proxy() {
     assert_eq!(dials.count(), 0, "one of the proxy's own ports was dialled");
     exchange(&world.stranger, world.server.at(APP_PORT)).unwrap();
     assert_eq!((dials.count(), app.peer_addresses()), (1, vec![world.stranger.v4.into()]));
+}
+
+/// The address that policies see is the connection's, whatever the request says of itself.
+#[test]
+fn no_header_makes_a_caller_somebody_else() {
+    let mut world = world();
+    let app = Server::start(&world.server, APP_PORT, echo);
+    let (client, stranger) = (world.client.v4, world.stranger.v4);
+    let only = |address| namespace_policy("only", "Allow", &format!("{{sourceIps: [\"{address}/32\"]}}"));
+    let peer = HbonePeer::new(&world.stranger, &world.cluster.authority(), CLIENT);
+    let (to, authority) = (world.server.at(HBONE_PORT), world.server.at(APP_PORT).to_string());
+    let from = format!("for=\"{client}:4000\"");
+    let ip = client.to_string();
+    let forged: [&[(&str, &str)]; 5] = [
+        &[("forwarded", &from)],
+        &[("x-forwarded-for", &ip), ("x-real-ip", &ip)],
+        &[("x-forwarded-network", "elsewhere"), ("forwarded", &from)],
+        &[("baggage", "k8s.namespace.name=default,k8s.pod.name=client,service.name=client")],
+        &[("x-forwarded-client-cert", "URI=spiffe://cluster.local/ns/default/sa/client")],
+    ];
+    world.change_policies(vec![only(client)]);
+    block_on(async {
+        let mut connection = peer.open(to).await;
+        for headers in forged {
+            assert_eq!(connect(&mut connection, &authority, headers).await.status, 401, "{headers:?}");
+        }
+    });
+    assert_eq!(app.peers(), []);
+    world.change_policies(vec![only(stranger), deny("no-other", "cluster.local/ns/default/sa/other")]);
+    block_on(async {
+        let mut connection = peer.open(to).await;
+        for headers in forged {
+            assert_eq!(connect(&mut connection, &authority, headers).await.status, 200, "{headers:?}");
+        }
+    });
+    assert!(app.peer_addresses().iter().all(|address| *address == IpAddr::from(stranger)));
 }
