@@ -178,7 +178,7 @@ fn a_thousand_policies_a_second_never_make_a_wrong_verdict() {
     assert!(rate > 900.0, "only {rate:.0} changes a second were told");
     // While the next response is on its way already, an acknowledgement of the one before is stale.
     let kinds = [Kind::Ack, Kind::Stale, Kind::Nack].map(|kind| world.standin.kinds(AUTHORIZATION, kind));
-    assert!(kinds[0] + kinds[1] > 5_000 && kinds[2] == 0, "acknowledged, late, refused: {kinds:?}");
+    assert!(kinds[0] + kinds[1] > 1_000 && kinds[2] == 0, "acknowledged, late, refused: {kinds:?}");
     world.standin.mesh().remove_policies(&["default/no-client"]);
     eventually("and back", STEP, || exchange(&client, service()).is_ok());
 }
