@@ -35,8 +35,9 @@ pub const ACCEPT_PAUSE_MS: u64 = 100;
 
 /// Largest plaintext of a TLS record (RFC 8446 section 5.1).
 pub const RECORD_PLAINTEXT_BYTES: usize = 16_384;
-/// Records read from or sealed into one scratch buffer.
-pub const RECORDS_A_TURN: usize = 16;
+/// Records read from or sealed into one scratch buffer of 1 MiB. Measured on bulk, CPU a byte: with 4 records a tenth
+/// more than with 16, with 40 a sixth less, with 64 a fifth less.
+pub const RECORDS_A_TURN: usize = 64;
 
 /// Header block of one request or response, as sent on the wire, CONTINUATION included.
 pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
@@ -282,3 +283,13 @@ pub const BUNDLE_ROOTS: usize = 1_024;
 /// Different bytes of what workloads have in common that are remembered (some 300 each): twice the deployments and
 /// zones of a mesh of a million. Past it they are forgotten and read anew.
 pub const WORKLOAD_FORMS: usize = 131_072;
+
+// Policies and live connections.
+/// Exact values that one rule is filed under; with more it is looked at for every call of its scope.
+pub const POLICY_ANCHORS: usize = 256;
+/// Live connections asked again in a row, so that none of the others waits longer than they take (about 0.5 ms).
+pub const ASKED_A_TURN: usize = 512;
+/// Between two rounds of asking again: whatever came in between is one round, and 100 ms are kept with ease.
+pub const ASK_AGAIN_PAUSE_MS: u64 = 20;
+/// Policies that verdicts are counted by; those of further ones are counted under no name.
+pub const VERDICT_SETS: usize = 1_000;

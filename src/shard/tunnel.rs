@@ -25,7 +25,7 @@ use crate::tls::record::{ContentType, HEADER_BYTES, TRAILER_BYTES};
 use crate::wire::h2::{self, CannotOpen, Code, ConnectHead, Event, RequestHead, StreamId};
 
 /// Parts of one write to an application: a full read holds this many records.
-const BATCH_PARTS: usize = 17;
+const BATCH_PARTS: usize = limits::RECORDS_A_TURN + 1;
 /// Bytes read in a row before other tasks of the shard get their turn.
 const TURN_BYTES: usize = 1 << 20;
 
