@@ -301,8 +301,6 @@ fn not_yet(config: &Config, reader: &Reader<'_>) -> Vec<String> {
     };
     let asks_dns = config.dns_proxy && config.proxy_metadata.contains_key("DNS_CAPTURE");
     tell(asks_dns, "ISTIO_META_DNS_CAPTURE=true asks for the DNS proxy");
-    let decisions = config.logs.policy_decisions;
-    tell(decisions, "AUTHZ_POLICY_INFO_LOGGING=true is set");
     tell(set("PREFERED_SERVICE_NAMESPACE"), "PREFERED_SERVICE_NAMESPACE is set");
     tell(config.socks5, "UNSTABLE_ENABLE_SOCKS5=true asks for a SOCKS5 listener");
     lines

@@ -27,6 +27,7 @@ pub use surroundings::{CpuFacts, Files, RealFiles, Surroundings};
 
 use crate::bridge::settings::{Keepalive, Settings};
 use crate::control::logs::Format;
+use crate::mesh::identity::TrustDomains;
 use resolver::Resolver;
 
 pub const OUTBOUND_PORT: u16 = 15001;
@@ -282,6 +283,8 @@ impl Config {
             outbound: at(OUTBOUND_PORT),
             illegal_ports: self.illegal_ports(),
             network: self.place.network.as_str().into(),
+            trust_domains: TrustDomains::default(),
+            policy_info: self.logs.policy_decisions,
             original_source: self.data.original_source,
             mark: self.data.packet_mark.filter(|mark| *mark != 0),
             port_reuse: self.data.inpod_port_reuse,

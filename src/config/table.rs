@@ -356,7 +356,7 @@ pub const VARIABLES: &[Variable] = &[
         "AUTHZ_POLICY_INFO_LOGGING",
         Kind::Word("true"),
         Is("false"),
-        "Log policy decisions at level info instead of debug. Not in this version.",
+        "Log policy decisions at level info instead of debug.",
     ),
     row(
         "RINGWAY_POD_SHARDS",

@@ -204,6 +204,7 @@ impl Control {
             registry: registry.clone(),
             facts: wiring.facts.clone(),
             identities: wiring.identities.clone(),
+            published: wiring.published.clone(),
             lines: wiring.lines.clone(),
         };
         serving.push(stats.serve(Arc::new(metrics_server), &closing)?);

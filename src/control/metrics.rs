@@ -2,7 +2,7 @@
 //! OpenMetrics text. Names, help, order of families and of labels are the reference's (sections 15, 17.2); ours are
 //! named `ringway_*` and come after.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -10,11 +10,13 @@ use std::time::SystemTime;
 use hyper::header::{ACCEPT, CONTENT_TYPE};
 use hyper::{HeaderMap, StatusCode};
 
+use crate::base::limits;
 use crate::bridge::identities::{Identities, Standing};
 use crate::bridge::lines::LineSink;
 use crate::bridge::mailbox::Mailbox;
 use crate::bridge::order::Order;
-use crate::bridge::report::{ConnectionCounts, ShardStats};
+use crate::bridge::published::Published;
+use crate::bridge::report::{ConnectionCounts, Said, ShardStats};
 use crate::control::control::Facts;
 use crate::control::http::{self, Answering, Handler, Question, Reply};
 use crate::control::recorder::{Kind, Registry, Sample};
@@ -27,6 +29,7 @@ pub struct MetricsServer {
     pub registry: Registry,
     pub facts: Facts,
     pub identities: Arc<Identities>,
+    pub published: Arc<Published>,
     pub lines: LineSink,
 }
 
@@ -93,6 +96,13 @@ impl MetricsServer {
                 page.sample("", &[("identity", &identity.to_string())], ends.as_secs_f64());
             }
         }
+        verdicts(page, stats);
+        let help = "Policies that could not be understood whole: what is not understood denies.";
+        page.family("ringway_policies_unreadable", help, Kind::Gauge, None);
+        let snapshot = self.published.load();
+        for key in snapshot.unreadable_policies().take(limits::VERDICT_SETS) {
+            page.sample("", &[("policy", key)], 1.0);
+        }
         let mut engine: Vec<(&str, &str, usize, u64)> = Vec::new();
         for shard in stats {
             engine.extend(shard.engine.iter().map(|(name, help, value)| (*name, *help, shard.shard, *value)));
@@ -101,6 +111,38 @@ impl MetricsServer {
         for (name, help, shard, value) in engine {
             page.family(&format!("ringway_{name}"), help, Kind::Counter, None);
             page.sample("_total", &[("shard", &shard.to_string())], count(value));
+        }
+    }
+}
+
+/// What policies said about connections that came in, and what those on dry run would have said.
+fn verdicts(page: &mut Page, stats: &[ShardStats]) {
+    let mut sums: BTreeMap<(Said, String), u64> = BTreeMap::new();
+    for verdict in stats.iter().flat_map(|shard| &shard.verdicts) {
+        let policy = if verdict.name.is_empty() {
+            String::new()
+        } else {
+            format!("{}/{}", verdict.namespace, verdict.name)
+        };
+        *sums.entry((verdict.said, policy)).or_default() += verdict.count;
+    }
+    for ((said, policy), sum) in sums {
+        let (dry_run, word) = match said {
+            Said::Denied => (false, "explicit"),
+            Said::NoneAllowed => (false, "none_allowed"),
+            Said::NotSynced => (false, "not_synced"),
+            Said::WouldDeny => (true, "deny"),
+            Said::WouldAllow => (true, "allow"),
+            Said::WouldAllowNone => (true, "none_allowed"),
+        };
+        if dry_run {
+            let help = "What policies on dry run would have said about connections that came in.";
+            page.family("ringway_dry_run_verdicts", help, Kind::Counter, None);
+            page.sample("_total", &[("policy", &policy), ("result", word)], count(sum));
+        } else {
+            let help = "Connections that policies denied, by the policy and why.";
+            page.family("ringway_policy_denials", help, Kind::Counter, None);
+            page.sample("_total", &[("policy", &policy), ("reason", word)], count(sum));
         }
     }
 }

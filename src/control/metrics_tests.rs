@@ -4,10 +4,12 @@ use super::*;
 use std::sync::Arc;
 
 use crate::base::text::Text;
+use crate::bridge::report::VerdictCount;
 use crate::control::http::Server;
 use crate::control::http::test::ask;
 use crate::control::test_support::Shards;
 use crate::mesh::labels::{Security, ServiceLabels};
+use crate::mesh::snapshot::Snapshot;
 
 const HEAD: &str = "istio_tcp_connections_opened_total{reporter=\"source\",source_workload=\"client\",\
 source_canonical_service=\"client\",source_canonical_revision=\"latest\",source_workload_namespace=\"default\",\
@@ -66,6 +68,11 @@ fn stats(shard: usize) -> ShardStats {
             counts(nobody(), vec![(Flag::None, 0)]),
         ],
         sockets_open: vec![(Reporter::Source, 3)],
+        verdicts: vec![
+            VerdictCount { namespace: "a".into(), name: "deny".into(), said: Said::Denied, count: 2 },
+            VerdictCount { namespace: "a".into(), name: "try".into(), said: Said::WouldDeny, count: 3 },
+            VerdictCount { namespace: "".into(), name: "".into(), said: Said::NoneAllowed, count: 4 },
+        ],
         engine: vec![("stalls", "Turns of the loop that took too long.", 5)],
     }
 }
@@ -83,6 +90,7 @@ fn server(shards: Vec<Mailbox<Order>>) -> MetricsServer {
         registry: Registry::default(),
         facts,
         identities: Arc::default(),
+        published: Arc::new(Published::new(Snapshot::default())),
         lines: LineSink::new(crossbeam::channel::bounded(1).0),
     }
 }
@@ -102,6 +110,18 @@ fn line<'a>(page: &'a str, start: &str) -> &'a str {
     let line = lines.next().unwrap_or_else(|| panic!("no line starts with {start}:\n{page}"));
     assert_eq!(lines.next(), None, "more than one line starts with {start}");
     line
+}
+
+#[test]
+fn what_policies_said_is_summed_by_policy() {
+    let page = page();
+    for wanted in [
+        "ringway_policy_denials_total{policy=\"a/deny\",reason=\"explicit\"} 4",
+        "ringway_policy_denials_total{policy=\"unknown\",reason=\"none_allowed\"} 8",
+        "ringway_dry_run_verdicts_total{policy=\"a/try\",result=\"deny\"} 6",
+    ] {
+        assert!(page.lines().any(|line| line == wanted), "{wanted} isn't in {page}");
+    }
 }
 
 #[test]

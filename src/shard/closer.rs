@@ -10,6 +10,8 @@ use crate::shard::signal::Signal;
 pub enum CloseReason {
     /// A policy that is in force now doesn't allow it.
     PolicyChange,
+    /// The peer asked for something that this workload is no longer the waypoint of.
+    WaypointChange,
     /// One side finished long ago and the other has been silent since.
     HalfCloseIdle,
 }

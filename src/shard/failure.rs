@@ -34,6 +34,8 @@ pub enum Failure {
     Application(String),
     #[error("connection closed due to policy change")]
     PolicyChange,
+    #[error("connection closed: this workload is no longer the waypoint of what was asked for")]
+    WaypointChange,
     #[error("connection closed due to policy rejection: {0}")]
     PolicyRejection(Denial),
     #[error("connection closed due to connection drain")]
@@ -89,7 +91,7 @@ impl Failure {
             Self::TlsSetup(_) => Flag::TlsFailure,
             Self::Http2(_) => Flag::Http2Handshake,
             Self::Identity(_) => Flag::Identity,
-            Self::PolicyChange | Self::PolicyRejection(_) => Flag::Deny,
+            Self::PolicyChange | Self::WaypointChange | Self::PolicyRejection(_) => Flag::Deny,
             // The reference drops the connection's task here, and its flag stays unset.
             Self::Drained => Flag::None,
             Self::ConnectDeadline
@@ -124,6 +126,7 @@ impl Failure {
             | Self::NotConnect(_)
             | Self::Application(_) => Whose::Peer,
             Self::PolicyChange
+            | Self::WaypointChange
             | Self::PolicyRejection(_)
             | Self::LocalWorkload(_)
             | Self::LookUp(_)

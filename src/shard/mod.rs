@@ -3,6 +3,7 @@
 
 pub mod buffers;
 pub mod closer;
+pub mod decision;
 pub mod failure;
 pub mod gate;
 pub mod half_close;
@@ -14,6 +15,7 @@ mod patience;
 pub mod pod;
 pub mod pool;
 pub mod ready;
+mod recheck;
 pub mod relay;
 pub mod rt;
 #[expect(clippy::module_inception, reason = "the shard itself; its parts stand beside it")]

@@ -15,9 +15,9 @@ use crate::bridge::report::Report;
 use crate::shard::Shard;
 use crate::shard::pod::PodWorld;
 use crate::shard::ready::{Woke, wait};
+use crate::shard::recheck;
 use crate::shard::shard::within;
 use crate::shard::signal::Signal;
-use crate::shard::stats::bump;
 
 /// Takes orders until a drain has been ordered and has ended.
 pub(super) async fn carry_out(shard: &Rc<Shard>, orders: Letterbox<Order>) {
@@ -96,15 +96,11 @@ fn stop(shard: &Rc<Shard>, uid: Text, how: Ending) {
     });
 }
 
-/// Wakes whoever waits for the mesh or a certificate, and asks the policies again where they changed.
+/// Wakes whoever waits for the mesh or a certificate, and asks live connections again where that changed something
+/// for them.
 fn look(shard: &Rc<Shard>) {
-    let snapshot = shard.published.load();
     shard.looked.raise();
-    if shard.seen_policies.replace(snapshot.policy_version()) != snapshot.policy_version() {
-        for _ in 0..shard.table.ask_again(&snapshot) {
-            bump(&shard.stats.engine.policy_closes);
-        }
-    }
+    recheck::ask_again(shard);
 }
 
 /// Listeners go to the successor, tunnels take no new streams, and what is open goes on until its end or the grace's.

@@ -62,7 +62,8 @@ pub struct Shard {
     pub(super) reports: Mailbox<Report>,
     /// Raised when the snapshot or an identity changed.
     pub(super) looked: Broadcast,
-    pub(super) seen_policies: Cell<u64>,
+    /// Live connections are being asked again.
+    pub(super) asking: Cell<bool>,
     pub(super) draining: Cell<bool>,
     /// When a connection last said that it waits.
     pub(super) wait_told: Cell<Option<Instant>>,
@@ -74,20 +75,21 @@ pub struct Shard {
 
 /// Runs a shard until its drain has ended.
 pub async fn run(seed: Seed) {
+    let table = Rc::new(Table::new(seed.settings.trust_domains.clone()));
     let shard = Rc::new(Shard {
         index: seed.index,
         settings: seed.settings,
         published: seed.published,
         buffers: Rc::default(),
         stats: Rc::default(),
-        table: Rc::default(),
+        table,
         random: RefCell::new(fastrand::Rng::new()),
         descriptors: DescriptorRoom::keeping(limits::RESERVED_DESCRIPTORS),
         ways: seed.ways,
         pods: RefCell::default(),
         reports: seed.reports,
         looked: Broadcast::default(),
-        seen_policies: Cell::new(0),
+        asking: Cell::new(false),
         draining: Cell::new(false),
         wait_told: Cell::new(None),
         identities: seed.identities,

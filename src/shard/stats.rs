@@ -6,8 +6,10 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::limits;
-use crate::bridge::report::{ConnectionCounts, ShardStats};
+use crate::base::text::Text;
+use crate::bridge::report::{ConnectionCounts, Said, ShardStats, VerdictCount};
 use crate::mesh::labels::{Flag, LabelSet, Labels, Reporter};
+use crate::mesh::policy::Policy;
 
 /// The counters of one label set.
 #[derive(Default)]
@@ -55,6 +57,8 @@ pub struct Stats {
     by_labels: RefCell<HashMap<LabelSet, Rc<Counters>, foldhash::fast::RandomState>>,
     sockets_source: Cell<u64>,
     sockets_destination: Cell<u64>,
+    /// By namespace and name of the policy.
+    verdicts: RefCell<HashMap<(Text, Text, Said), u64, foldhash::fast::RandomState>>,
     pub engine: Engine,
 }
 
@@ -68,6 +72,19 @@ impl Stats {
         // What a peer of another network says of itself ends up in labels, so their number has a bound.
         let labels = if all.len() < limits::LABEL_SETS { labels } else { labels.without_parties() };
         all.entry(Arc::new(labels)).or_default().clone()
+    }
+
+    /// Counts what a policy said, or all of them together.
+    pub fn said(&self, policy: Option<&Policy>, said: Said) {
+        let mut all = self.verdicts.borrow_mut();
+        let name = policy.map(|policy| (policy.namespace.clone(), policy.name.clone()));
+        let (namespace, name) = name
+            .filter(|(namespace, name)| {
+                // Policies come and go, so the number of names has a bound.
+                all.len() < limits::VERDICT_SETS || all.contains_key(&(namespace.clone(), name.clone(), said))
+            })
+            .unwrap_or_default();
+        *all.entry((namespace, name, said)).or_default() += 1;
     }
 
     /// Counts an accepted socket until the guard is dropped.
@@ -94,8 +111,16 @@ impl Stats {
             sent_bytes: counters.sent_bytes.get(),
             closed: counters.closed.borrow().clone(),
         });
+        let verdicts = self.verdicts.borrow();
+        let verdicts = verdicts.iter().map(|((namespace, name, said), count)| VerdictCount {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            said: *said,
+            count: *count,
+        });
         let engine = &self.engine;
         ShardStats {
+            verdicts: verdicts.collect(),
             shard,
             connections: connections.collect(),
             sockets_open: vec![
@@ -121,7 +146,11 @@ impl Stats {
                     "Tunnels closed because the peer broke HTTP/2 or a bound",
                     engine.tunnels_cut_off.get(),
                 ),
-                ("policy_closes", "Live connections closed by a policy change", engine.policy_closes.get()),
+                (
+                    "policy_closes",
+                    "Live connections closed because the mesh no longer allows them",
+                    engine.policy_closes.get(),
+                ),
             ],
         }
     }
