@@ -29,6 +29,8 @@ pub struct ShardStats {
     pub connections: Vec<ConnectionCounts>,
     /// Accepted sockets open now, by reporter.
     pub sockets_open: Vec<(Reporter, u64)>,
+    /// Handshakes refused for a revoked certificate, by reporter; empty where none is checked.
+    pub crl_rejections: Vec<(Reporter, u64)>,
     /// Other counters of the shard: name without prefix, help, value.
     pub engine: Vec<(&'static str, &'static str, u64)>,
 }

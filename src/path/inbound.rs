@@ -26,7 +26,7 @@ use crate::shard::pool::Carries;
 use crate::shard::ready::either;
 use crate::shard::relay::StreamRelay;
 use crate::shard::socket::Socket;
-use crate::shard::stream::Stream;
+use crate::shard::stream::{Cut, Stream};
 use crate::shard::table::{Entered, Entry, Original, Subject};
 use crate::shard::tunnel::Tunnel;
 use crate::sys::origdst::original_destination;
@@ -234,8 +234,10 @@ async fn interrupted(stream: &Stream, closer: &Closer) -> Result<Socket, (u16, F
         if closer.reason().is_some() {
             return Err((401, Failure::PolicyChange));
         }
-        if let Some(cut) = stream.cut() {
-            return Err((503, Failure::Http2(cut.to_string())));
+        match stream.cut() {
+            Some(Cut::Revoked) => return Err((503, Failure::Revoked)),
+            Some(cut) => return Err((503, Failure::Http2(cut.to_string()))),
+            None => {}
         }
         stream.signal.wait().await;
     }

@@ -117,6 +117,7 @@ pub fn outcome(ending: Ending) -> Result<(), Failure> {
         Ending::Finished | Ending::Reset => Ok(()),
         Ending::Closed(CloseReason::PolicyChange) => Err(Failure::PolicyChange),
         Ending::Closed(CloseReason::HalfCloseIdle) => Err(Failure::HalfCloseIdle),
+        Ending::Closed(CloseReason::Revoked) => Err(Failure::Revoked),
     }
 }
 

@@ -36,6 +36,8 @@ pub enum Failure {
     PolicyChange,
     #[error("connection closed due to policy rejection: {0}")]
     PolicyRejection(Denial),
+    #[error("connection closed: peer certificate revoked by CRL")]
+    Revoked,
     #[error("connection closed due to connection drain")]
     Drained,
     #[error("connection closed: half-closed and idle")]
@@ -90,6 +92,7 @@ impl Failure {
             Self::Http2(_) => Flag::Http2Handshake,
             Self::Identity(_) => Flag::Identity,
             Self::PolicyChange | Self::PolicyRejection(_) => Flag::Deny,
+            Self::Revoked => Flag::CertificateRevoked,
             // The reference drops the connection's task here, and its flag stays unset.
             Self::Drained => Flag::None,
             Self::ConnectDeadline
@@ -122,6 +125,7 @@ impl Failure {
             | Self::Status(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
+            | Self::Revoked
             | Self::Application(_) => Whose::Peer,
             Self::PolicyChange
             | Self::PolicyRejection(_)

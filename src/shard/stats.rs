@@ -42,6 +42,8 @@ pub struct Engine {
     pub pool_dials: Cell<u64>,
     pub tunnels_cut_off: Cell<u64>,
     pub policy_closes: Cell<u64>,
+    pub tunnels_retired: Cell<u64>,
+    pub tunnels_revoked: Cell<u64>,
 }
 
 /// Adds one.
@@ -55,6 +57,8 @@ pub struct Stats {
     by_labels: RefCell<HashMap<LabelSet, Rc<Counters>, foldhash::fast::RandomState>>,
     sockets_source: Cell<u64>,
     sockets_destination: Cell<u64>,
+    crl_rejections_source: Cell<u64>,
+    crl_rejections_destination: Cell<u64>,
     pub engine: Engine,
 }
 
@@ -84,6 +88,14 @@ impl Stats {
         }
     }
 
+    /// Handshakes refused because the peer's certificate is revoked.
+    pub fn crl_rejections(&self, reporter: Reporter) -> &Cell<u64> {
+        match reporter {
+            Reporter::Source => &self.crl_rejections_source,
+            Reporter::Destination => &self.crl_rejections_destination,
+        }
+    }
+
     /// Everything, for one scrape.
     pub fn report(&self, shard: usize) -> ShardStats {
         let by_labels = self.by_labels.borrow();
@@ -101,6 +113,10 @@ impl Stats {
             sockets_open: vec![
                 (Reporter::Source, self.sockets_source.get()),
                 (Reporter::Destination, self.sockets_destination.get()),
+            ],
+            crl_rejections: vec![
+                (Reporter::Source, self.crl_rejections_source.get()),
+                (Reporter::Destination, self.crl_rejections_destination.get()),
             ],
             engine: vec![
                 (
@@ -122,6 +138,16 @@ impl Stats {
                     engine.tunnels_cut_off.get(),
                 ),
                 ("policy_closes", "Live connections closed by a policy change", engine.policy_closes.get()),
+                (
+                    "tunnels_retired",
+                    "Tunnels that take no new streams since their own identity, roots or certificate changed",
+                    engine.tunnels_retired.get(),
+                ),
+                (
+                    "tunnels_revoked",
+                    "Tunnels closed because a new revocation list names their peer",
+                    engine.tunnels_revoked.get(),
+                ),
             ],
         }
     }
