@@ -29,6 +29,8 @@ mod policy;
 mod programs;
 #[path = "all/refuse.rs"]
 mod refuse;
+#[path = "all/revoke.rs"]
+mod revoke;
 #[path = "all/stall.rs"]
 mod stall;
 #[path = "all/upgrade.rs"]
