@@ -20,6 +20,7 @@ use crate::config::{
     WorkloadInfo,
 };
 use crate::control::control::{Control, Discovery, Facts, Mode, Wiring};
+use crate::control::crl::RevocationFile;
 use crate::control::grpc::{self, CertificateClient, Target};
 use crate::control::logs::Logs;
 use crate::control::publish::Source;
@@ -72,6 +73,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
             settings: settings.clone(),
             published: published.clone(),
             identities: identities.clone(),
+            revocations: profile.revocations.clone(),
             absent: absent.clone(),
             orders: letters,
             reports: reports.clone(),
@@ -88,6 +90,11 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
         control_plane: control_plane(config)?,
         local_node: config.place.local_node.as_deref().map(Into::into),
         absent,
+        revocation: config
+            .sources
+            .crl_path
+            .clone()
+            .map(|path| RevocationFile::new(path, profile.revocations.clone())),
         signer: signer(config, profile)?,
         certificate_ttl: config.sources.secret_ttl,
         mode: match config.mode {
@@ -168,11 +175,20 @@ fn choose_profile(config: &Config) -> Profile {
         Aead::AwsLc => Choice::Force(Library::AwsLc),
     });
     info!("record protection: {chosen}");
-    Profile { exchange: exchange(config), records: chosen.library }
+    Profile {
+        exchange: exchange(config),
+        records: chosen.library,
+        domains: config.place.trust_domains.clone(),
+        revocations: Arc::default(),
+    }
 }
 
 fn exchange(config: &Config) -> Exchange {
-    if config.sources.pqc { Exchange::PostQuantumOnly } else { Exchange::Default }
+    match (config.sources.pqc, config.sources.hybrid) {
+        (true, _) => Exchange::PostQuantumOnly,
+        (false, true) => Exchange::Hybrid,
+        (false, false) => Exchange::Default,
+    }
 }
 
 /// One pinned thread for each shard.

@@ -293,3 +293,13 @@ pub const ASKED_A_TURN: usize = 512;
 pub const ASK_AGAIN_PAUSE_MS: u64 = 20;
 /// Policies that verdicts are counted by; those of further ones are counted under no name.
 pub const VERDICT_SETS: usize = 1_000;
+// revocation
+/// Lists in one file: one for each authority of a mesh, and more than any mesh has.
+pub const REVOCATION_LISTS: usize = 4_096;
+/// A file of revocation lists: a ConfigMap holds 1 MiB, a large authority's list some tens.
+pub const REVOCATION_FILE_BYTES: u64 = 64 << 20;
+/// How often a file of revocation lists that changes without end is looked at before it is read all the same; one that
+/// has come to rest is read at the second look.
+pub const REVOCATION_LOOKS: u32 = 3;
+/// How often the ends of revocation lists, and who signed them, are looked at again.
+pub const REVOCATION_SURVEY_MS: u64 = 60_000;

@@ -31,6 +31,8 @@ pub struct ShardStats {
     pub sockets_open: Vec<(Reporter, u64)>,
     /// What policies said about connections that came in.
     pub verdicts: Vec<VerdictCount>,
+    /// Handshakes refused for a revoked certificate, by reporter; empty where none is checked.
+    pub crl_rejections: Vec<(Reporter, u64)>,
     /// Other counters of the shard: name without prefix, help, value.
     pub engine: Vec<(&'static str, &'static str, u64)>,
 }

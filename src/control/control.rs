@@ -29,6 +29,7 @@ use crate::bridge::settings::Settings;
 use crate::control::admin::{AdminServer, LogLevels};
 use crate::control::ca::Ca;
 use crate::control::cni::{Board, Cni, Letter};
+use crate::control::crl::RevocationFile;
 use crate::control::heartbeat::Heartbeat;
 use crate::control::http::{BindError, Server, Serving};
 use crate::control::mesh_thread::{self, Answer, MeshThread, Seed, Update};
@@ -55,6 +56,8 @@ pub struct Wiring {
     /// Whose workloads are local; all, where it isn't set.
     pub local_node: Option<Text>,
     pub absent: Arc<Absent>,
+    /// `CRL_PATH`.
+    pub revocation: Option<RevocationFile>,
     pub signer: Arc<dyn Signer>,
     pub certificate_ttl: Duration,
     pub mode: Mode,
@@ -278,6 +281,8 @@ struct Loop {
     /// Look-ups that the mesh thread didn't take yet.
     lookups: VecDeque<Text>,
     desk: Desk,
+    revocation: Option<RevocationFile>,
+    identities: Arc<Identities>,
     prefetch: bool,
     own: HashMap<Text, Own>,
     readiness: Arc<Readiness>,
@@ -313,6 +318,10 @@ impl Loop {
         mesh: MeshThread,
     ) -> Self {
         let Wiring { published, identities, shards, reports, settings, signer, own, .. } = wiring;
+        let mut revocation = wiring.revocation;
+        if let Some(file) = &mut revocation {
+            file.look(Instant::now(), &readiness);
+        }
         let dedicated = matches!(wiring.mode, Mode::Dedicated);
         let own = own.into_iter().map(|pod| {
             // The one workload of a dedicated proxy has all shards to itself.
@@ -321,7 +330,13 @@ impl Loop {
         });
         Self {
             own: own.collect(),
-            desk: Desk::new(Ca::new(identities, fastrand::Rng::new()), signer, wiring.certificate_ttl),
+            desk: Desk::new(
+                Ca::new(identities.clone(), fastrand::Rng::new()),
+                signer,
+                wiring.certificate_ttl,
+            ),
+            revocation,
+            identities,
             heartbeat: Heartbeat::new(shards),
             orders,
             threads,
@@ -381,7 +396,17 @@ impl Loop {
         self.orders.flush();
         self.hand_letters_on();
         self.heartbeat.beat(now, &self.readiness);
+        self.follow_revocations(now);
         self.look_for_the_dead()
+    }
+
+    /// Also while the process drains: its last connections are the longest ones.
+    fn follow_revocations(&mut self, now: Instant) {
+        let Some(file) = &mut self.revocation else { return };
+        if file.look(now, &self.readiness) {
+            self.orders.post_all(|| Order::Look);
+        }
+        file.survey(now, SystemTime::now(), &self.identities);
     }
 
     /// Threads end by themselves only at a drain. Without one of them the process only looks alive.
@@ -540,6 +565,9 @@ impl Loop {
 
     fn standings_changed(&mut self, changed: bool) {
         if changed {
+            if let Some(file) = &mut self.revocation {
+                file.signers_changed();
+            }
             self.orders.post_all(|| Order::Look);
         }
     }
@@ -575,6 +603,7 @@ impl Loop {
                 _ = tick.tick() => {
                     self.orders.flush();
                     self.take_reports()?;
+                    self.follow_revocations(Instant::now());
                     // A dead one has nothing left either.
                     let ended = self.threads.iter().enumerate().filter(|(_, thread)| thread.is_finished());
                     self.drained.extend(ended.map(|(shard, _)| shard));

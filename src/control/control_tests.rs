@@ -64,6 +64,7 @@ fn start_with(
         control_plane,
         local_node: None,
         absent: Arc::default(),
+        revocation: None,
         signer: Arc::new(NoAuthority),
         certificate_ttl: Duration::from_secs(86_400),
         mode,

@@ -56,6 +56,7 @@ impl MetricsServer {
             page.facade(known, &samples);
         }
         connections(&mut page, stats);
+        revocations(&mut page, stats);
         for known in FACADE_LAST {
             page.facade(known, &samples);
         }
@@ -226,6 +227,20 @@ const FACADE_LAST: &[Known] = &[
         None,
     ),
     known("ringway_certificate_requests", "Certificates asked for, by what came of it.", Kind::Counter, None),
+    known("ringway_crl_lists", "Revocation lists in force.", Kind::Gauge, None),
+    known("ringway_crl_lists_expired", "Of these, lists whose nextUpdate is over.", Kind::Gauge, None),
+    known(
+        "ringway_crl_lists_unsigned",
+        "Of these, lists that no root or intermediate of this node's certificates has signed.",
+        Kind::Gauge,
+        None,
+    ),
+    known(
+        "ringway_crl_load_errors",
+        "Times that the file of revocation lists could not be used.",
+        Kind::Counter,
+        None,
+    ),
 ];
 
 /// The text being written. A family's head appears with its first sample.
@@ -360,6 +375,32 @@ fn connections(page: &mut Page, stats: &[ShardStats]) {
         if known {
             page.sample("", &[("reporter", reporter.as_str())], count(open));
         }
+    }
+}
+
+/// Revoked peers. Every tunnel is tracked here, so the reference's second counter stays 0.
+fn revocations(page: &mut Page, stats: &[ShardStats]) {
+    let all = || stats.iter().flat_map(|shard| &shard.crl_rejections);
+    let reporters = [Reporter::Source, Reporter::Destination];
+    let known = || reporters.into_iter().filter(|reporter| all().any(|(of, _)| of == reporter));
+    page.family(
+        "istio_crl_policy_rejections",
+        "The total number of connections rejected due to CRL certificate revocation (unstable).",
+        Kind::Counter,
+        None,
+    );
+    for reporter in known() {
+        let sum = all().filter(|(of, _)| *of == reporter).map(|(_, rejections)| rejections).sum();
+        page.sample("_total", &[("reporter", reporter.as_str())], count(sum));
+    }
+    page.family(
+        "istio_crl_untracked_connections",
+        "The total number of connections not tracked for CRL enforcement (unstable).",
+        Kind::Counter,
+        None,
+    );
+    for reporter in known() {
+        page.sample("_total", &[("reporter", reporter.as_str())], 0.0);
     }
 }
 

@@ -73,6 +73,7 @@ fn stats(shard: usize) -> ShardStats {
             VerdictCount { namespace: "a".into(), name: "try".into(), said: Said::WouldDeny, count: 3 },
             VerdictCount { namespace: "".into(), name: "".into(), said: Said::NoneAllowed, count: 4 },
         ],
+        crl_rejections: vec![(Reporter::Source, 2), (Reporter::Destination, 0)],
         engine: vec![("stalls", "Turns of the loop that took too long.", 5)],
     }
 }
@@ -168,6 +169,8 @@ fn families_are_the_references_in_its_order_and_ours_come_after() {
         "istio_tcp_sent_bytes counter",
         "istio_tcp_connections_failed counter",
         "istio_tcp_sockets_open gauge",
+        "istio_crl_policy_rejections counter",
+        "istio_crl_untracked_connections counter",
         "workload_manager_active_proxy_count gauge",
         "workload_manager_proxies_started counter",
         "ringway_event_loop gauge",
@@ -187,6 +190,8 @@ fn families_are_the_references_in_its_order_and_ours_come_after() {
         "# UNIT istio_xds_message_bytes bytes",
         "istio_xds_message_bytes_total{url=\"type.googleapis.com/x\"} 391",
         "istio_tcp_sockets_open{reporter=\"source\"} 6",
+        "istio_crl_policy_rejections_total{reporter=\"source\"} 4",
+        "istio_crl_untracked_connections_total{reporter=\"destination\"} 0",
         "workload_manager_active_proxy_count 1",
         "workload_manager_proxies_started_total 4",
         "ringway_event_loop{kind=\"epoll\",cause=\"io_uring: EPERM\"} 1",

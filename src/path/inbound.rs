@@ -27,7 +27,7 @@ use crate::shard::pool::Carries;
 use crate::shard::ready::either;
 use crate::shard::relay::StreamRelay;
 use crate::shard::socket::Socket;
-use crate::shard::stream::Stream;
+use crate::shard::stream::{Cut, Stream};
 use crate::shard::table::{Entered, Entry, Original, Subject};
 use crate::shard::tunnel::Tunnel;
 use crate::sys::origdst::original_destination;
@@ -257,8 +257,10 @@ async fn interrupted(stream: &Stream, closer: &Closer) -> Result<Socket, (u16, F
         if let Some(reason) = closer.reason() {
             return Err((401, closed(reason)));
         }
-        if let Some(cut) = stream.cut() {
-            return Err((503, Failure::Http2(cut.to_string())));
+        match stream.cut() {
+            Some(Cut::Revoked) => return Err((503, Failure::Revoked)),
+            Some(cut) => return Err((503, Failure::Http2(cut.to_string()))),
+            None => {}
         }
         stream.signal.wait().await;
     }

@@ -254,6 +254,7 @@ impl Call<'_> {
         match answer_of(&asked.stream).await {
             Ok(Answer { status: 200, .. }) => Ok((asked, ahead)),
             Ok(Answer { status, .. }) => Err(Unasked::Answered(Failure::Status(Status(status)))),
+            Err(Cut::Revoked) => Err(Unasked::Answered(Failure::Revoked)),
             Err(cut) => {
                 let failure = Failure::Http2(format!("no answer: {cut}"));
                 // Lost with its tunnel, what went ahead may have reached the application there: never send it twice.

@@ -124,6 +124,7 @@ pub fn closed(reason: CloseReason) -> Failure {
     match reason {
         CloseReason::PolicyChange => Failure::PolicyChange,
         CloseReason::WaypointChange => Failure::WaypointChange,
+        CloseReason::Revoked => Failure::Revoked,
         CloseReason::HalfCloseIdle => Failure::HalfCloseIdle,
     }
 }

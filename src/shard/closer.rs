@@ -14,6 +14,8 @@ pub enum CloseReason {
     WaypointChange,
     /// One side finished long ago and the other has been silent since.
     HalfCloseIdle,
+    /// The peer's certificate is on a revocation list.
+    Revoked,
 }
 
 /// Clones share the reason.

@@ -38,6 +38,8 @@ pub enum Failure {
     WaypointChange,
     #[error("connection closed due to policy rejection: {0}")]
     PolicyRejection(Denial),
+    #[error("connection closed: peer certificate revoked by CRL")]
+    Revoked,
     #[error("connection closed due to connection drain")]
     Drained,
     #[error("connection closed: half-closed and idle")]
@@ -92,6 +94,7 @@ impl Failure {
             Self::Http2(_) => Flag::Http2Handshake,
             Self::Identity(_) => Flag::Identity,
             Self::PolicyChange | Self::WaypointChange | Self::PolicyRejection(_) => Flag::Deny,
+            Self::Revoked => Flag::CertificateRevoked,
             // The reference drops the connection's task here, and its flag stays unset.
             Self::Drained => Flag::None,
             Self::ConnectDeadline
@@ -124,6 +127,7 @@ impl Failure {
             | Self::Status(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
+            | Self::Revoked
             | Self::Application(_) => Whose::Peer,
             Self::PolicyChange
             | Self::WaypointChange

@@ -12,6 +12,7 @@ pub mod link;
 pub mod meter;
 mod orders;
 mod patience;
+mod peers;
 pub mod pod;
 pub mod pool;
 pub mod ready;

@@ -23,6 +23,7 @@ use crate::shard::signal::Broadcast;
 use crate::shard::stats::Stats;
 use crate::shard::table::Table;
 use crate::sys::proc::DescriptorRoom;
+use crate::tls::revocation::Revocations;
 
 /// Lines are handed to the writer in chunks of about this size, or after `limits::LINES_WAIT_MS`.
 const LINES_BYTES: usize = 16 * 1024;
@@ -40,6 +41,7 @@ pub struct Seed {
     pub settings: Arc<Settings>,
     pub published: Arc<Published>,
     pub identities: Arc<Identities>,
+    pub revocations: Arc<Revocations>,
     pub absent: Arc<Absent>,
     pub orders: Letterbox<Order>,
     pub reports: Mailbox<Report>,
@@ -59,11 +61,16 @@ pub struct Shard {
     pub descriptors: DescriptorRoom,
     pub ways: Ways,
     pub(super) pods: RefCell<HashMap<Text, Rc<PodWorld>, foldhash::fast::RandomState>>,
+    /// Pods that were told to stop and still have connections.
+    pub(super) leaving: RefCell<Vec<Rc<PodWorld>>>,
     pub(super) reports: Mailbox<Report>,
     /// Raised when the snapshot or an identity changed.
     pub(super) looked: Broadcast,
     /// Live connections are being asked again.
     pub(super) asking: Cell<bool>,
+    pub(super) revocations: Arc<Revocations>,
+    /// The generation of revocation lists that the tunnels were asked by last.
+    pub(super) seen_revocations: Cell<u64>,
     pub(super) draining: Cell<bool>,
     /// When a connection last said that it waits.
     pub(super) wait_told: Cell<Option<Instant>>,
@@ -87,9 +94,12 @@ pub async fn run(seed: Seed) {
         descriptors: DescriptorRoom::keeping(limits::RESERVED_DESCRIPTORS),
         ways: seed.ways,
         pods: RefCell::default(),
+        leaving: RefCell::default(),
         reports: seed.reports,
         looked: Broadcast::default(),
         asking: Cell::new(false),
+        revocations: seed.revocations,
+        seen_revocations: Cell::new(0),
         draining: Cell::new(false),
         wait_told: Cell::new(None),
         identities: seed.identities,

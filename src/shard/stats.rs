@@ -44,6 +44,8 @@ pub struct Engine {
     pub pool_dials: Cell<u64>,
     pub tunnels_cut_off: Cell<u64>,
     pub policy_closes: Cell<u64>,
+    pub tunnels_retired: Cell<u64>,
+    pub tunnels_revoked: Cell<u64>,
 }
 
 /// Adds one.
@@ -59,6 +61,8 @@ pub struct Stats {
     sockets_destination: Cell<u64>,
     /// By namespace and name of the policy.
     verdicts: RefCell<HashMap<(Text, Text, Said), u64, foldhash::fast::RandomState>>,
+    crl_rejections_source: Cell<u64>,
+    crl_rejections_destination: Cell<u64>,
     pub engine: Engine,
 }
 
@@ -101,6 +105,14 @@ impl Stats {
         }
     }
 
+    /// Handshakes refused because the peer's certificate is revoked.
+    pub fn crl_rejections(&self, reporter: Reporter) -> &Cell<u64> {
+        match reporter {
+            Reporter::Source => &self.crl_rejections_source,
+            Reporter::Destination => &self.crl_rejections_destination,
+        }
+    }
+
     /// Everything, for one scrape.
     pub fn report(&self, shard: usize) -> ShardStats {
         let by_labels = self.by_labels.borrow();
@@ -127,6 +139,10 @@ impl Stats {
                 (Reporter::Source, self.sockets_source.get()),
                 (Reporter::Destination, self.sockets_destination.get()),
             ],
+            crl_rejections: vec![
+                (Reporter::Source, self.crl_rejections_source.get()),
+                (Reporter::Destination, self.crl_rejections_destination.get()),
+            ],
             engine: vec![
                 (
                     "accept_pauses",
@@ -150,6 +166,16 @@ impl Stats {
                     "policy_closes",
                     "Live connections closed because the mesh no longer allows them",
                     engine.policy_closes.get(),
+                ),
+                (
+                    "tunnels_retired",
+                    "Tunnels that take no new streams since their own identity, roots or certificate changed",
+                    engine.tunnels_retired.get(),
+                ),
+                (
+                    "tunnels_revoked",
+                    "Tunnels closed because a new revocation list names their peer",
+                    engine.tunnels_revoked.get(),
                 ),
             ],
         }

@@ -35,6 +35,8 @@ mod programs;
 mod reach;
 #[path = "all/refuse.rs"]
 mod refuse;
+#[path = "all/revoke.rs"]
+mod revoke;
 #[path = "all/stall.rs"]
 mod stall;
 #[path = "all/storm.rs"]
