@@ -20,6 +20,7 @@ use ringway::mesh::delta::{Change, apply};
 use ringway::mesh::identity::Identity;
 use ringway::mesh::policy::{Action, Match, Policy, PolicyScope, StringMatch};
 use ringway::mesh::route::{Request, route};
+use ringway::mesh::seen::View;
 use ringway::mesh::service::{NetworkIp, Service, ServiceKey};
 use ringway::mesh::snapshot::Snapshot;
 use ringway::mesh::workload::{Common, PortPair, Protocol, Shared, Workload};
@@ -147,6 +148,7 @@ fn decisions(criterion: &mut Criterion) {
             caller: source.addresses[0],
             target: Captured(target.parse().expect("an address")),
             ipv6: true,
+            view: View::default(),
         };
         criterion.bench_function(name, |bench| bench.iter(|| black_box(route(&request, &mut random))));
     }

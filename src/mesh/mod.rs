@@ -3,6 +3,7 @@
 pub mod admit;
 pub mod authority;
 pub mod balance;
+mod choices;
 pub mod delta;
 pub mod demand;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod index;
 pub mod labels;
 pub mod policy;
 pub mod route;
+pub mod seen;
 pub mod service;
 pub mod snapshot;
 pub mod workload;

@@ -12,7 +12,8 @@ use crate::base::net::{Captured, Source};
 use crate::bridge::report::LiveProtocol;
 use crate::mesh::demand;
 use crate::mesh::labels::{Reporter, Security};
-use crate::mesh::route::{Carrier, Plan, Refuse, Request, route, self_call};
+use crate::mesh::route::{Carrier, Plan, Refuse, Request, Routed, route, self_call};
+use crate::mesh::seen::View;
 use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::Workload;
 use crate::path::record::{About, Record, Side, deny_early, outcome};
@@ -88,7 +89,9 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Un
     let entered = shard.table.enter(entry(world, source, target, &plan, closer.clone()));
     let carried = match plan.carrier {
         Carrier::Tcp => splice(world, app, &plan, &record, closer).await,
-        Carrier::Hbone => tunnel(world, app, source, &local, &plan, &record, closer).await,
+        Carrier::Hbone | Carrier::DoubleHbone { .. } => {
+            tunnel(world, app, source, &local, &plan, &record, closer).await
+        }
     };
     match carried {
         Ok(carried) => Some(Underway { running: carried.run(), record, entered }),
@@ -115,7 +118,14 @@ async fn decide(
             |snapshot: &Snapshot| demand::outbound(&request(world, snapshot, &local, source, target));
         snapshot = Box::pin(shard.looked_up(missing)).await?;
     }
-    let plan = route(&request(world, &snapshot, &local, source, target), &mut shard.random.borrow_mut())?;
+    let plan =
+        match route(&request(world, &snapshot, &local, source, target), &mut shard.random.borrow_mut())? {
+            Routed::Go(plan) if !matches!(plan.carrier, Carrier::DoubleHbone { .. }) => plan,
+            Routed::Go(_) => return Err(Refuse::Unsupported("a destination in another network").into()),
+            Routed::Resolve(_) => {
+                return Err(Refuse::Unsupported("a workload known by its host name only").into());
+            }
+        };
     Ok((plan, local))
 }
 
@@ -127,7 +137,8 @@ fn request<'a>(
     target: Captured,
 ) -> Request<'a> {
     let settings = &world.shard.settings;
-    Request { snapshot, network: &settings.network, source, caller: caller.ip(), target, ipv6: settings.ipv6 }
+    let (network, ipv6) = (&*settings.network, settings.ipv6);
+    Request { snapshot, network, source, caller: caller.ip(), target, ipv6, view: View::default() }
 }
 
 async fn splice(
@@ -328,6 +339,7 @@ fn entry(world: &PodWorld, source: Source, target: Captured, plan: &Plan, closer
         protocol: match plan.carrier {
             Carrier::Tcp => LiveProtocol::Tcp,
             Carrier::Hbone => LiveProtocol::Hbone,
+            Carrier::DoubleHbone { .. } => LiveProtocol::DoubleHbone,
         },
         closer,
         subject: None,
