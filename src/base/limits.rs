@@ -312,3 +312,13 @@ pub const HOST_FAILED_MS: u64 = 2_000;
 /// Addresses are used for so long after they were last confirmed, where the name can't be resolved any more
 /// (RFC 8767 section 5 advises one to three days; a mesh's external hosts move sooner).
 pub const HOST_STALE_MS: u64 = 3_600_000;
+/// A connection's wait for a name: a little longer than the look-up itself, whose end has to get here.
+pub const HOST_WAIT_MS: u64 = HOST_ANSWER_DEADLINE_MS + 1_000;
+// shard: tunnels within tunnels
+/// Streams of a nested tunnel at a time: all of them go to the one backend that the gateway chose for it.
+pub const NESTED_STREAMS: u16 = 8;
+/// Connections that a nested tunnel carries in its life: a handshake costs as much as a few short connections, and a
+/// thousand of them still spread over the backends as the gateway weighs them.
+pub const NESTED_CONNECTIONS: u32 = 16;
+/// A nested tunnel takes no new connection after this, so that new backends get their share soon.
+pub const NESTED_LIFE_MS: u64 = 10_000;

@@ -145,6 +145,18 @@ impl Named {
     }
 }
 
+impl Plan {
+    /// Whether the next hop is the destination, rather than a waypoint or gateway before it.
+    pub fn ends_at_next_hop(&self) -> bool {
+        let asked = self.authority.as_deref().and_then(|authority| authority.parse::<SocketAddr>().ok());
+        match self.carrier {
+            Carrier::Tcp => true,
+            Carrier::Hbone => asked.is_some_and(|asked| asked.ip() == self.upstream.ip()),
+            Carrier::DoubleHbone { .. } => false,
+        }
+    }
+}
+
 /// Whether a captured connection would come straight back to one of our own listeners.
 pub fn self_call(target: Captured, illegal_ports: &[u16]) -> bool {
     target.ip().is_loopback() && illegal_ports.contains(&target.port())

@@ -9,6 +9,7 @@ pub mod half_close;
 mod handover;
 pub mod link;
 pub mod meter;
+pub mod nested;
 mod orders;
 mod patience;
 pub mod pod;
