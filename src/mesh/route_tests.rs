@@ -563,3 +563,17 @@ fn calls_to_our_own_ports_on_the_loopback_are_ours() {
     assert!(self_call(target("127.0.0.1:15001"), &[15001]) && self_call(target("[::1]:15001"), &[15001]));
     assert!(!self_call(target("127.0.0.1:80"), &[15001]) && !self_call(target("10.0.0.1:15001"), &[15001]));
 }
+
+#[test]
+fn a_plan_says_whether_its_next_hop_is_the_end() {
+    let server = || serving(pod("server", &["10.0.0.2"]), "web", &[(80, 80)]);
+    let web = || service("web", &["10.1.0.1"], &[(80, 80)]);
+    let ends = |things, target| ask(things, target).unwrap().ends_at_next_hop();
+    assert!(ends(vec![web().into(), server().into()], "10.1.0.1:80"));
+    assert!(ends(vec![Workload { protocol: Protocol::Tcp, ..server() }.into()], "10.0.0.2:80"));
+    let guarded = Service { waypoint: gateway("10.0.0.9", 15008), ..web() };
+    let things = vec![guarded.into(), server().into(), pod("waypoint", &["10.0.0.9"]).into()];
+    assert!(!ends(things, "10.1.0.1:80"));
+    let far = remote(gateway_on("remote", "192.0.2.9", 15008));
+    assert!(!ends(vec![web().into(), far.into(), gateway_pod().into()], "10.1.0.1:80"));
+}

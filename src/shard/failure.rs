@@ -166,3 +166,29 @@ impl Failure {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_endpoint_may_do_where_this_one_was_not_reached_and_nobody_decided() {
+        let refused = Failure::io(&io::Error::from_raw_os_error(libc::ECONNREFUSED));
+        let short = Failure::io(&io::Error::from_raw_os_error(libc::EMFILE));
+        for (failure, may) in [
+            (refused, true),
+            (short, false),
+            (Failure::TunnelConnectDeadline, true),
+            (Failure::TlsHandshake("alert".to_owned()), true),
+            (Failure::Http2("gone".to_owned()), true),
+            (Failure::Status(Status(503)), true),
+            (Failure::Status(Status(401)), false),
+            (Failure::Status(Status(400)), false),
+            (Failure::Identity("unsigned".to_owned()), false),
+            (Failure::Refused(Refuse::SelfCall), false),
+            (Failure::PoolDraining, false),
+        ] {
+            assert_eq!(failure.another_may_do(), may, "{failure}");
+        }
+    }
+}

@@ -113,7 +113,7 @@ impl Socket {
 
     /// Our own address, in canonical form.
     pub fn local(&self) -> io::Result<SocketAddr> {
-        self.stream.local_addr().map(canonical)
+        sys::io::local(self.fd()).map(canonical)
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {

@@ -9,6 +9,8 @@ mod ahead;
 mod close;
 #[path = "all/envoy.rs"]
 mod envoy;
+#[path = "all/gateway.rs"]
+mod gateway;
 #[path = "all/hostile.rs"]
 mod hostile;
 #[path = "all/istio.rs"]
@@ -29,6 +31,8 @@ mod policy;
 mod programs;
 #[path = "all/refuse.rs"]
 mod refuse;
+#[path = "all/retry.rs"]
+mod retry;
 #[path = "all/stall.rs"]
 mod stall;
 #[path = "all/upgrade.rs"]
