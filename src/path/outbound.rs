@@ -279,10 +279,7 @@ fn carry(
 fn note_failure(shard: &Shard, plan: &Plan, failure: &Failure) {
     let Some(workload) = plan.destination.as_deref().filter(|_| plan.picked.is_some()) else { return };
     // A waypoint's or gateway's answer says something of what lies behind it.
-    let blamed = match failure {
-        Failure::Status(_) => plan.ends_at_next_hop(),
-        _ => true,
-    };
+    let blamed = !matches!(failure, Failure::Status(_)) || plan.ends_at_next_hop();
     if blamed && failure.another_may_do() && !shard.settings.ejection.is_zero() {
         bump(&shard.stats.engine.ejections);
         shard.seen.borrow_mut().eject(&workload.uid, Instant::now(), shard.settings.ejection);
