@@ -21,6 +21,7 @@ use crate::config::{
     WorkloadInfo,
 };
 use crate::control::control::{Control, Discovery, Facts, Mode, Wiring};
+use crate::control::crl::RevocationFile;
 use crate::control::grpc::{self, CertificateClient, Target};
 use crate::control::hosts::NameServers;
 use crate::control::logs::Logs;
@@ -75,6 +76,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
             settings: settings.clone(),
             published: published.clone(),
             identities: identities.clone(),
+            revocations: profile.revocations.clone(),
             absent: absent.clone(),
             hosts: hosts.clone(),
             orders: letters,
@@ -94,6 +96,11 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
         absent,
         hosts,
         name_servers: name_servers(config),
+        revocation: config
+            .sources
+            .crl_path
+            .clone()
+            .map(|path| RevocationFile::new(path, profile.revocations.clone())),
         signer: signer(config, profile)?,
         certificate_ttl: config.sources.secret_ttl,
         mode: match config.mode {
@@ -174,11 +181,20 @@ fn choose_profile(config: &Config) -> Profile {
         Aead::AwsLc => Choice::Force(Library::AwsLc),
     });
     info!("record protection: {chosen}");
-    Profile { exchange: exchange(config), records: chosen.library }
+    Profile {
+        exchange: exchange(config),
+        records: chosen.library,
+        domains: config.place.trust_domains.clone(),
+        revocations: Arc::default(),
+    }
 }
 
 fn exchange(config: &Config) -> Exchange {
-    if config.sources.pqc { Exchange::PostQuantumOnly } else { Exchange::Default }
+    match (config.sources.pqc, config.sources.hybrid) {
+        (true, _) => Exchange::PostQuantumOnly,
+        (false, true) => Exchange::Hybrid,
+        (false, false) => Exchange::Default,
+    }
 }
 
 /// One pinned thread for each shard.

@@ -35,8 +35,9 @@ pub const ACCEPT_PAUSE_MS: u64 = 100;
 
 /// Largest plaintext of a TLS record (RFC 8446 section 5.1).
 pub const RECORD_PLAINTEXT_BYTES: usize = 16_384;
-/// Records read from or sealed into one scratch buffer.
-pub const RECORDS_A_TURN: usize = 16;
+/// Records read from or sealed into one scratch buffer of 1 MiB. Measured on bulk, CPU a byte: with 4 records a tenth
+/// more than with 16, with 40 a sixth less, with 64 a fifth less.
+pub const RECORDS_A_TURN: usize = 64;
 
 /// Header block of one request or response, as sent on the wire, CONTINUATION included.
 pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
@@ -322,3 +323,23 @@ pub const NESTED_STREAMS: u16 = 8;
 pub const NESTED_CONNECTIONS: u32 = 16;
 /// A nested tunnel takes no new connection after this, so that new backends get their share soon.
 pub const NESTED_LIFE_MS: u64 = 10_000;
+
+// Policies and live connections.
+/// Exact values that one rule is filed under; with more it is looked at for every call of its scope.
+pub const POLICY_ANCHORS: usize = 256;
+/// Live connections asked again in a row, so that none of the others waits longer than they take (about 0.5 ms).
+pub const ASKED_A_TURN: usize = 512;
+/// Between two rounds of asking again: whatever came in between is one round, and 100 ms are kept with ease.
+pub const ASK_AGAIN_PAUSE_MS: u64 = 20;
+/// Policies that verdicts are counted by; those of further ones are counted under no name.
+pub const VERDICT_SETS: usize = 1_000;
+// revocation
+/// Lists in one file: one for each authority of a mesh, and more than any mesh has.
+pub const REVOCATION_LISTS: usize = 4_096;
+/// A file of revocation lists: a ConfigMap holds 1 MiB, a large authority's list some tens.
+pub const REVOCATION_FILE_BYTES: u64 = 64 << 20;
+/// How often a file of revocation lists that changes without end is looked at before it is read all the same; one that
+/// has come to rest is read at the second look.
+pub const REVOCATION_LOOKS: u32 = 3;
+/// How often the ends of revocation lists, and who signed them, are looked at again.
+pub const REVOCATION_SURVEY_MS: u64 = 60_000;

@@ -33,6 +33,10 @@ pub struct ShardStats {
     pub on_demand_dns: Vec<(Party, Text, u64)>,
     /// Accepted sockets open now, by reporter.
     pub sockets_open: Vec<(Reporter, u64)>,
+    /// What policies said about connections that came in.
+    pub verdicts: Vec<VerdictCount>,
+    /// Handshakes refused for a revoked certificate, by reporter; empty where none is checked.
+    pub crl_rejections: Vec<(Reporter, u64)>,
     /// Other counters of the shard: name without prefix, help, value.
     pub engine: Vec<(&'static str, &'static str, u64)>,
 }
@@ -48,6 +52,28 @@ pub struct ConnectionCounts {
     pub sent_bytes: u64,
     /// Closed by final flag; each flag but `None` is a failure as well.
     pub closed: Vec<(Flag, u64)>,
+}
+
+/// How often one policy, or all of them together (no name), said something.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VerdictCount {
+    pub namespace: Text,
+    pub name: Text,
+    pub said: Said,
+    pub count: u64,
+}
+
+/// What a policy said. Allowances of enforced policies aren't counted: connections are.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Said {
+    Denied,
+    /// There are ALLOW policies, and none matched.
+    NoneAllowed,
+    NotSynced,
+    /// The same of policies on dry run.
+    WouldDeny,
+    WouldAllow,
+    WouldAllowNone,
 }
 
 /// One live connection, as `/config_dump` shows it under `workloadState`.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::base::text::Text;
+use crate::mesh::identity::TrustDomains;
 pub use crate::sys::socket::Keepalive;
 
 /// Data-plane settings. Every shard holds a clone of one `Arc<Settings>`.
@@ -15,6 +16,10 @@ pub struct Settings {
     /// Ports that may never be the target of a connection (15001, 15006, 15008, and 15080 where SOCKS5 is on).
     pub illegal_ports: Vec<u16>,
     pub network: Text,
+    /// The names of our own trust domain.
+    pub trust_domains: TrustDomains,
+    /// `AUTHZ_POLICY_INFO_LOGGING`: what policies decide is told at level info instead of debug.
+    pub policy_info: bool,
     /// `ENABLE_ORIG_SRC`: `Some(true)` must, `Some(false)` never, `None` best effort.
     pub original_source: Option<bool>,
     /// SO_MARK of every socket; `None` leaves it.

@@ -151,7 +151,7 @@ fn view(config: &Config) -> View<'_> {
         ztunnel_workload: config.place.own_workload.as_ref(),
         ipv6_enabled: config.ipv6,
         // A configuration with one is refused.
-        crl_path: None,
+        crl_path: config.sources.crl_path.as_deref().and_then(Path::to_str),
         enable_enhanced_baggage: config.data.response_baggage,
     }
 }

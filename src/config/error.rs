@@ -8,6 +8,7 @@ use super::parse::Reason;
 use super::reader::Origin;
 use super::table::Kind;
 use crate::control::logs::LogsError;
+use crate::mesh::identity::NotATrustDomain;
 
 /// One thing to put right. The first words are those of the reference (ztunnel-behaviour 2.1).
 #[derive(Debug, thiserror::Error)]
@@ -50,11 +51,8 @@ pub enum ConfigError {
     TwoLocalSources { path: String },
     #[error(transparent)]
     Logs(LogsError),
-    #[error(
-        "invalid configuration: CRL_PATH={0}: this version doesn't enforce certificate revocation lists, and \
-             running without them would accept revoked certificates; unset CRL_PATH"
-    )]
-    NoRevocation(String),
+    #[error("invalid configuration: RINGWAY_TRUST_DOMAIN_ALIASES={value}: {reason}")]
+    TrustDomainAliases { value: String, reason: NotATrustDomain },
     #[error(
         "invalid configuration: {name}={address}: the control plane is spoken to by TLS only; write https:// and its \
              TLS port (15012)"

@@ -17,6 +17,7 @@ use super::{
 };
 use crate::bridge::settings::Keepalive;
 use crate::control::logs::{self, Format};
+use crate::mesh::identity::TrustDomains;
 
 const LOOPBACK_IPV6_SWITCH: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
 const META: &str = "ISTIO_META_";
@@ -82,9 +83,6 @@ pub fn load(surroundings: &Surroundings<'_>) -> Result<Config, Vec<ConfigError>>
 }
 
 fn finish(mut config: Config, reader: &mut Reader<'_>) -> Result<Config, Vec<ConfigError>> {
-    if let Some(path) = reader.maybe_text("CRL_PATH").filter(|path| !path.is_empty()) {
-        reader.errors.push(ConfigError::NoRevocation(path));
-    }
     let unknown = reader.names().filter(|name| name.starts_with("RINGWAY_") && table::find(name).is_none());
     let unknown: Vec<_> =
         unknown.map(|name| format!("{name} is set, but no variable of that name is known")).collect();
@@ -197,6 +195,8 @@ fn place(reader: &mut Reader<'_>) -> Place {
         }
         _ => None,
     };
+    let trust_domain = reader.text("TRUST_DOMAIN");
+    let trust_domains = trust_domains(reader, &trust_domain);
     Place {
         network: reader.text("NETWORK"),
         local_node: reader.maybe_text("NODE_NAME"),
@@ -206,9 +206,24 @@ fn place(reader: &mut Reader<'_>) -> Place {
         own_workload,
         pod_name,
         pod_namespace,
-        trust_domain: reader.text("TRUST_DOMAIN"),
+        trust_domain,
+        trust_domains,
         instance_ip: reader.text("INSTANCE_IP"),
     }
+}
+
+fn trust_domains(reader: &mut Reader<'_>, own: &str) -> TrustDomains {
+    let name = "RINGWAY_TRUST_DOMAIN_ALIASES";
+    let aliases = reader.maybe_text(name).unwrap_or_default();
+    if !aliases.is_empty() && reader.raw("TRUST_DOMAIN").is_none() {
+        reader
+            .warnings
+            .push(format!("{name} is set without TRUST_DOMAIN: these are taken as aliases of {own}"));
+    }
+    TrustDomains::parse(own, &aliases).unwrap_or_else(|reason| {
+        reader.errors.push(ConfigError::TrustDomainAliases { value: aliases, reason });
+        TrustDomains::default()
+    })
 }
 
 fn data_plane(reader: &mut Reader<'_>, mode: &ProxyMode) -> DataPlane {
@@ -306,8 +321,6 @@ fn not_yet(config: &Config, reader: &Reader<'_>) -> Vec<String> {
     };
     let asks_dns = config.dns_proxy && config.proxy_metadata.contains_key("DNS_CAPTURE");
     tell(asks_dns, "ISTIO_META_DNS_CAPTURE=true asks for the DNS proxy");
-    let decisions = config.logs.policy_decisions;
-    tell(decisions, "AUTHZ_POLICY_INFO_LOGGING=true is set");
     tell(set("PREFERED_SERVICE_NAMESPACE"), "PREFERED_SERVICE_NAMESPACE is set");
     tell(config.socks5, "UNSTABLE_ENABLE_SOCKS5=true asks for a SOCKS5 listener");
     lines

@@ -27,6 +27,7 @@ pub use surroundings::{CpuFacts, Files, RealFiles, Surroundings};
 
 use crate::bridge::settings::{Keepalive, Settings};
 use crate::control::logs::Format;
+use crate::mesh::identity::TrustDomains;
 use resolver::Resolver;
 
 pub const OUTBOUND_PORT: u16 = 15001;
@@ -90,8 +91,10 @@ pub struct Place {
     /// The proxy's own pod in its XDS node; empty where unknown.
     pub pod_name: String,
     pub pod_namespace: String,
-    /// Only for `Config::own_identity`.
+    /// For `Config::own_identity` and the embedded authority.
     pub trust_domain: String,
+    /// It with its aliases.
+    pub trust_domains: TrustDomains,
     /// Address in the XDS node id.
     pub instance_ip: String,
 }
@@ -112,6 +115,10 @@ pub struct Sources {
     pub tls12: bool,
     /// `COMPLIANCE_POLICY=pqc`: key exchange by X25519MLKEM768 only.
     pub pqc: bool,
+    /// `RINGWAY_HYBRID_KEY_EXCHANGE`: key exchange by X25519MLKEM768 where the peer knows it.
+    pub hybrid: bool,
+    /// `CRL_PATH`.
+    pub crl_path: Option<PathBuf>,
 }
 
 /// What becomes `Settings`.
@@ -292,6 +299,8 @@ impl Config {
             outbound: at(OUTBOUND_PORT),
             illegal_ports: self.illegal_ports(),
             network: self.place.network.as_str().into(),
+            trust_domains: self.place.trust_domains.clone(),
+            policy_info: self.logs.policy_decisions,
             original_source: self.data.original_source,
             mark: self.data.packet_mark.filter(|mark| *mark != 0),
             port_reuse: self.data.inpod_port_reuse,

@@ -40,6 +40,8 @@ pub fn read(reader: &mut Reader<'_>, documents: &ProxyConfig, files: &dyn Files)
         secret_ttl: reader.duration("SECRET_TTL"),
         tls12: reader.word("TLS12_ENABLED"),
         pqc: pqc(reader),
+        hybrid: reader.flag("RINGWAY_HYBRID_KEY_EXCHANGE"),
+        crl_path: reader.maybe_text("CRL_PATH").filter(|path| !path.is_empty()).map(PathBuf::from),
     }
 }
 

@@ -249,13 +249,13 @@ pub const VARIABLES: &[Variable] = &[
         "CRL_PATH",
         Kind::Path,
         NONE,
-        "Certificate revocation lists. Not in this version: the start is refused where it is set.",
+        "Certificate revocation lists: PEM, or one as DER; followed as it changes. Empty counts as unset.",
     ),
     row(
         "TRUST_DOMAIN",
         Kind::Text,
         Is("cluster.local"),
-        "Only for the identity of the proxy itself in logs and dumps.",
+        "Our own trust domain: in the proxy's own identity, with FAKE_CA, and what the aliases are aliases of.",
     ),
     row("COMPLIANCE_POLICY", Kind::Choice(&["pqc"]), NONE, "`pqc`: key exchange by X25519MLKEM768 only."),
     row(
@@ -356,7 +356,7 @@ pub const VARIABLES: &[Variable] = &[
         "AUTHZ_POLICY_INFO_LOGGING",
         Kind::Word("true"),
         Is("false"),
-        "Log policy decisions at level info instead of debug. Not in this version.",
+        "Log policy decisions at level info instead of debug.",
     ),
     row(
         "RINGWAY_POD_SHARDS",
@@ -381,6 +381,18 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Choice(&["auto", "ring", "aws-lc-rs"]),
         Is("auto"),
         "Which library protects TLS records; `auto` measures at start.",
+    ),
+    row(
+        "RINGWAY_HYBRID_KEY_EXCHANGE",
+        Kind::Flag,
+        Is("false"),
+        "Key exchange by X25519MLKEM768 first, by the classical groups with a peer that doesn't know it.",
+    ),
+    row(
+        "RINGWAY_TRUST_DOMAIN_ALIASES",
+        Kind::Text,
+        NONE,
+        "Names, separated by commas, that mean the same trust domain as TRUST_DOMAIN.",
     ),
     row(
         "RINGWAY_EVENT_LOOP",

@@ -136,21 +136,34 @@ fn every_row_is_read_and_every_default_can_be() {
             _ => sample(row),
         };
         environment.push((&name, value));
-        if name == "CRL_PATH" {
-            assert!(one_error(&environment).contains("CRL_PATH=value"));
-            continue;
-        }
         let config = load(&environment).unwrap_or_else(|errors| panic!("{name}={value}: {errors:?}"));
         let shown = config.shown.iter().find(|shown| shown.name == name);
         assert_eq!(shown.map(|shown| &shown.origin), Some(&Origin::Environment), "{name} isn't read");
     }
     let config = load(&[]).unwrap();
-    for row in VARIABLES.iter().filter(|row| row.name != "CRL_PATH") {
+    for row in VARIABLES {
         if let Fallback::Is(value) = row.default {
             let shown = config.shown.iter().find(|shown| shown.name == row.name).unwrap();
             assert_eq!((shown.value.as_str(), &shown.origin), (value, &Origin::Default));
         }
     }
+}
+
+#[test]
+fn trust_domain_aliases_and_revocation_lists_are_read() {
+    let config = load(&[
+        ("TRUST_DOMAIN", "mesh"),
+        ("RINGWAY_TRUST_DOMAIN_ALIASES", "old, older"),
+        ("CRL_PATH", "/crl.pem"),
+        ("RINGWAY_HYBRID_KEY_EXCHANGE", "true"),
+    ])
+    .unwrap();
+    assert!(config.settings(1).trust_domains.same("mesh", "older") && config.warnings.is_empty());
+    assert!(config.sources.hybrid && config.sources.crl_path.as_deref() == Some(Path::new("/crl.pem")));
+    assert_eq!(config.dump()["crlPath"], "/crl.pem");
+    let alone = load(&[("RINGWAY_TRUST_DOMAIN_ALIASES", "old"), ("CRL_PATH", "")]).unwrap();
+    assert!(alone.warnings[0].contains("without TRUST_DOMAIN: these are taken as aliases of cluster.local"));
+    assert_eq!(alone.sources.crl_path, None);
 }
 
 #[test]
@@ -189,7 +202,10 @@ fn values_that_contradict_each_other() {
         (&[("LOCAL_XDS", "{}"), ("LOCAL_XDS_PATH", "/x")], "LOCAL_XDS_PATH=/x and LOCAL_XDS are both set"),
         (&[("PROXY_MODE", "dedicated")], "PROXY_WORKLOAD_INFO=namespace/name/service-account; it is unset"),
         (&[("PROXY_MODE", "dedicated"), ("PROXY_WORKLOAD_INFO", "a/b")], "it is \"a/b\""),
-        (&[("CRL_PATH", "/crl.pem")], "CRL_PATH=/crl.pem: this version doesn't enforce"),
+        (
+            &[("TRUST_DOMAIN", "mesh"), ("RINGWAY_TRUST_DOMAIN_ALIASES", "old, Old.Mesh")],
+            "RINGWAY_TRUST_DOMAIN_ALIASES=old, Old.Mesh: \"Old.Mesh\" is not a trust domain",
+        ),
         (
             &[("ISTIO_META_DNS_PROXY_ADDR", "nowhere")],
             "invalid configuration: failed to parse DNS_PROXY_ADDR: nowhere (invalid socket address syntax)",

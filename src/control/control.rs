@@ -30,6 +30,7 @@ use crate::bridge::settings::Settings;
 use crate::control::admin::{AdminServer, LogLevels};
 use crate::control::ca::Ca;
 use crate::control::cni::{Board, Cni, Letter};
+use crate::control::crl::RevocationFile;
 use crate::control::heartbeat::Heartbeat;
 use crate::control::hosts::{HostDesk, NameServers};
 use crate::control::http::{BindError, Server, Serving};
@@ -59,6 +60,8 @@ pub struct Wiring {
     pub absent: Arc<Absent>,
     pub hosts: Arc<Hosts>,
     pub name_servers: NameServers,
+    /// `CRL_PATH`.
+    pub revocation: Option<RevocationFile>,
     pub signer: Arc<dyn Signer>,
     pub certificate_ttl: Duration,
     pub mode: Mode,
@@ -208,6 +211,7 @@ impl Control {
             registry: registry.clone(),
             facts: wiring.facts.clone(),
             identities: wiring.identities.clone(),
+            published: wiring.published.clone(),
             lines: wiring.lines.clone(),
         };
         serving.push(stats.serve(Arc::new(metrics_server), &closing)?);
@@ -282,6 +286,8 @@ struct Loop {
     lookups: VecDeque<Text>,
     desk: Desk,
     hosts: HostDesk,
+    revocation: Option<RevocationFile>,
+    identities: Arc<Identities>,
     prefetch: bool,
     own: HashMap<Text, Own>,
     readiness: Arc<Readiness>,
@@ -317,6 +323,10 @@ impl Loop {
         mesh: MeshThread,
     ) -> Self {
         let Wiring { published, identities, shards, reports, settings, signer, own, .. } = wiring;
+        let mut revocation = wiring.revocation;
+        if let Some(file) = &mut revocation {
+            file.look(Instant::now(), &readiness);
+        }
         let dedicated = matches!(wiring.mode, Mode::Dedicated);
         let hosts = HostDesk::new(wiring.hosts, wiring.name_servers.resolver());
         let own = own.into_iter().map(|pod| {
@@ -326,8 +336,14 @@ impl Loop {
         });
         Self {
             own: own.collect(),
-            desk: Desk::new(Ca::new(identities, fastrand::Rng::new()), signer, wiring.certificate_ttl),
+            desk: Desk::new(
+                Ca::new(identities.clone(), fastrand::Rng::new()),
+                signer,
+                wiring.certificate_ttl,
+            ),
             hosts,
+            revocation,
+            identities,
             heartbeat: Heartbeat::new(shards),
             orders,
             threads,
@@ -388,7 +404,17 @@ impl Loop {
         self.orders.flush();
         self.hand_letters_on();
         self.heartbeat.beat(now, &self.readiness);
+        self.follow_revocations(now);
         self.look_for_the_dead()
+    }
+
+    /// Also while the process drains: its last connections are the longest ones.
+    fn follow_revocations(&mut self, now: Instant) {
+        let Some(file) = &mut self.revocation else { return };
+        if file.look(now, &self.readiness) {
+            self.orders.post_all(|| Order::Look);
+        }
+        file.survey(now, SystemTime::now(), &self.identities);
     }
 
     /// Threads end by themselves only at a drain. Without one of them the process only looks alive.
@@ -548,6 +574,9 @@ impl Loop {
 
     fn standings_changed(&mut self, changed: bool) {
         if changed {
+            if let Some(file) = &mut self.revocation {
+                file.signers_changed();
+            }
             self.orders.post_all(|| Order::Look);
         }
     }
@@ -584,6 +613,7 @@ impl Loop {
                 _ = tick.tick() => {
                     self.orders.flush();
                     self.take_reports()?;
+                    self.follow_revocations(Instant::now());
                     // A dead one has nothing left either.
                     let ended = self.threads.iter().enumerate().filter(|(_, thread)| thread.is_finished());
                     self.drained.extend(ended.map(|(shard, _)| shard));

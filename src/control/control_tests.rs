@@ -76,6 +76,7 @@ fn start_with(
             edns0: false,
             ipv6: true,
         },
+        revocation: None,
         signer: Arc::new(NoAuthority),
         certificate_ttl: Duration::from_secs(86_400),
         mode,

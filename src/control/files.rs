@@ -98,13 +98,13 @@ pub struct Watch {
 /// What tells one file from another without reading it. Kubernetes swaps a symbolic link further up: then the real
 /// path and the inode are others.
 #[derive(PartialEq, Eq)]
-enum Stamp {
+pub(in crate::control) enum Stamp {
     Missing(std::io::ErrorKind),
     There { real_path: PathBuf, device: u64, inode: u64, size: u64, modified: (i64, i64) },
 }
 
 impl Stamp {
-    fn of(path: &Path) -> Self {
+    pub(in crate::control) fn of(path: &Path) -> Self {
         let stat = || {
             let meta = std::fs::metadata(path)?;
             Ok(Self::There {
@@ -180,24 +180,28 @@ impl Watch {
 
 fn read(path: &Path) -> Result<String, FileError> {
     let unreadable = |error| FileError::Unreadable { path: path.to_owned(), error };
+    let bytes = read_regular(path, LOCAL_CONFIG_BYTES).map_err(unreadable)?;
+    let bytes = bytes.ok_or_else(|| FileError::TooLarge(path.to_owned()))?;
+    let not_text = "stream did not contain valid UTF-8";
+    String::from_utf8(bytes)
+        .map_err(|_| unreadable(std::io::Error::new(std::io::ErrorKind::InvalidData, not_text)))
+}
+
+/// All of a regular file; nothing where it has more than `most` bytes.
+pub(in crate::control) fn read_regular(path: &Path, most: u64) -> std::io::Result<Option<Vec<u8>>> {
     // Without waiting: a named pipe would hold the control thread until somebody writes to it.
     let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
-    let file =
-        std::fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path).map_err(unreadable)?;
-    let meta = file.metadata().map_err(unreadable)?;
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
+    let meta = file.metadata()?;
     if !meta.is_file() {
-        return Err(unreadable(std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file")));
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file"));
     }
-    if meta.len() > LOCAL_CONFIG_BYTES {
-        return Err(FileError::TooLarge(path.to_owned()));
+    if meta.len() > most {
+        return Ok(None);
     }
-    let mut text = String::new();
-    let count = file.take(LOCAL_CONFIG_BYTES + 1).read_to_string(&mut text).map_err(unreadable)?;
-    if u64::try_from(count).is_ok_and(|count| count <= LOCAL_CONFIG_BYTES) {
-        Ok(text)
-    } else {
-        Err(FileError::TooLarge(path.to_owned()))
-    }
+    let mut bytes = Vec::new();
+    let count = file.take(most + 1).read_to_end(&mut bytes)?;
+    Ok(u64::try_from(count).is_ok_and(|count| count <= most).then_some(bytes))
 }
 
 #[cfg(test)]

@@ -10,11 +10,13 @@ use std::time::SystemTime;
 use hyper::header::{ACCEPT, CONTENT_TYPE};
 use hyper::{HeaderMap, StatusCode};
 
+use crate::base::limits;
 use crate::bridge::identities::{Identities, Standing};
 use crate::bridge::lines::LineSink;
 use crate::bridge::mailbox::Mailbox;
 use crate::bridge::order::Order;
-use crate::bridge::report::{ConnectionCounts, ShardStats};
+use crate::bridge::published::Published;
+use crate::bridge::report::{ConnectionCounts, Said, ShardStats};
 use crate::control::control::Facts;
 use crate::control::http::{self, Answering, Handler, Question, Reply};
 use crate::control::recorder::{Kind, Registry, Sample};
@@ -27,6 +29,7 @@ pub struct MetricsServer {
     pub registry: Registry,
     pub facts: Facts,
     pub identities: Arc<Identities>,
+    pub published: Arc<Published>,
     pub lines: LineSink,
 }
 
@@ -53,6 +56,7 @@ impl MetricsServer {
             page.facade(known, &samples);
         }
         connections(&mut page, stats);
+        revocations(&mut page, stats);
         for known in FACADE_LAST {
             page.facade(known, &samples);
         }
@@ -93,6 +97,13 @@ impl MetricsServer {
                 page.sample("", &[("identity", &identity.to_string())], ends.as_secs_f64());
             }
         }
+        verdicts(page, stats);
+        let help = "Policies that could not be understood whole: what is not understood denies.";
+        page.family("ringway_policies_unreadable", help, Kind::Gauge, None);
+        let snapshot = self.published.load();
+        for key in snapshot.unreadable_policies().take(limits::VERDICT_SETS) {
+            page.sample("", &[("policy", key)], 1.0);
+        }
         let mut engine: Vec<(&str, &str, usize, u64)> = Vec::new();
         for shard in stats {
             engine.extend(shard.engine.iter().map(|(name, help, value)| (*name, *help, shard.shard, *value)));
@@ -101,6 +112,38 @@ impl MetricsServer {
         for (name, help, shard, value) in engine {
             page.family(&format!("ringway_{name}"), help, Kind::Counter, None);
             page.sample("_total", &[("shard", &shard.to_string())], count(value));
+        }
+    }
+}
+
+/// What policies said about connections that came in, and what those on dry run would have said.
+fn verdicts(page: &mut Page, stats: &[ShardStats]) {
+    let mut sums: BTreeMap<(Said, String), u64> = BTreeMap::new();
+    for verdict in stats.iter().flat_map(|shard| &shard.verdicts) {
+        let policy = if verdict.name.is_empty() {
+            String::new()
+        } else {
+            format!("{}/{}", verdict.namespace, verdict.name)
+        };
+        *sums.entry((verdict.said, policy)).or_default() += verdict.count;
+    }
+    for ((said, policy), sum) in sums {
+        let (dry_run, word) = match said {
+            Said::Denied => (false, "explicit"),
+            Said::NoneAllowed => (false, "none_allowed"),
+            Said::NotSynced => (false, "not_synced"),
+            Said::WouldDeny => (true, "deny"),
+            Said::WouldAllow => (true, "allow"),
+            Said::WouldAllowNone => (true, "none_allowed"),
+        };
+        if dry_run {
+            let help = "What policies on dry run would have said about connections that came in.";
+            page.family("ringway_dry_run_verdicts", help, Kind::Counter, None);
+            page.sample("_total", &[("policy", &policy), ("result", word)], count(sum));
+        } else {
+            let help = "Connections that policies denied, by the policy and why.";
+            page.family("ringway_policy_denials", help, Kind::Counter, None);
+            page.sample("_total", &[("policy", &policy), ("reason", word)], count(sum));
         }
     }
 }
@@ -184,6 +227,20 @@ const FACADE_LAST: &[Known] = &[
         None,
     ),
     known("ringway_certificate_requests", "Certificates asked for, by what came of it.", Kind::Counter, None),
+    known("ringway_crl_lists", "Revocation lists in force.", Kind::Gauge, None),
+    known("ringway_crl_lists_expired", "Of these, lists whose nextUpdate is over.", Kind::Gauge, None),
+    known(
+        "ringway_crl_lists_unsigned",
+        "Of these, lists that no root or intermediate of this node's certificates has signed.",
+        Kind::Gauge,
+        None,
+    ),
+    known(
+        "ringway_crl_load_errors",
+        "Times that the file of revocation lists could not be used.",
+        Kind::Counter,
+        None,
+    ),
 ];
 
 /// The text being written. A family's head appears with its first sample.
@@ -335,6 +392,32 @@ fn on_demand_dns(page: &mut Page, stats: &[ShardStats]) {
     page.family("istio_on_demand_dns", help, Kind::Counter, None);
     for (labels, times) in sums {
         page.sample_with("_total", &labels, count(times));
+    }
+}
+
+/// Revoked peers. Every tunnel is tracked here, so the reference's second counter stays 0.
+fn revocations(page: &mut Page, stats: &[ShardStats]) {
+    let all = || stats.iter().flat_map(|shard| &shard.crl_rejections);
+    let reporters = [Reporter::Source, Reporter::Destination];
+    let known = || reporters.into_iter().filter(|reporter| all().any(|(of, _)| of == reporter));
+    page.family(
+        "istio_crl_policy_rejections",
+        "The total number of connections rejected due to CRL certificate revocation (unstable).",
+        Kind::Counter,
+        None,
+    );
+    for reporter in known() {
+        let sum = all().filter(|(of, _)| *of == reporter).map(|(_, rejections)| rejections).sum();
+        page.sample("_total", &[("reporter", reporter.as_str())], count(sum));
+    }
+    page.family(
+        "istio_crl_untracked_connections",
+        "The total number of connections not tracked for CRL enforcement (unstable).",
+        Kind::Counter,
+        None,
+    );
+    for reporter in known() {
+        page.sample("_total", &[("reporter", reporter.as_str())], 0.0);
     }
 }
 

@@ -4,10 +4,12 @@ use super::*;
 use std::sync::Arc;
 
 use crate::base::text::Text;
+use crate::bridge::report::VerdictCount;
 use crate::control::http::Server;
 use crate::control::http::test::ask;
 use crate::control::test_support::Shards;
 use crate::mesh::labels::{Security, ServiceLabels};
+use crate::mesh::snapshot::Snapshot;
 
 const HEAD: &str = "istio_tcp_connections_opened_total{reporter=\"source\",source_workload=\"client\",\
 source_canonical_service=\"client\",source_canonical_revision=\"latest\",source_workload_namespace=\"default\",\
@@ -67,6 +69,12 @@ fn stats(shard: usize) -> ShardStats {
         ],
         on_demand_dns: vec![(party("client", "latest", "z1"), "h.example".into(), 2)],
         sockets_open: vec![(Reporter::Source, 3)],
+        verdicts: vec![
+            VerdictCount { namespace: "a".into(), name: "deny".into(), said: Said::Denied, count: 2 },
+            VerdictCount { namespace: "a".into(), name: "try".into(), said: Said::WouldDeny, count: 3 },
+            VerdictCount { namespace: "".into(), name: "".into(), said: Said::NoneAllowed, count: 4 },
+        ],
+        crl_rejections: vec![(Reporter::Source, 2), (Reporter::Destination, 0)],
         engine: vec![("stalls", "Turns of the loop that took too long.", 5)],
     }
 }
@@ -84,6 +92,7 @@ fn server(shards: Vec<Mailbox<Order>>) -> MetricsServer {
         registry: Registry::default(),
         facts,
         identities: Arc::default(),
+        published: Arc::new(Published::new(Snapshot::default())),
         lines: LineSink::new(crossbeam::channel::bounded(1).0),
     }
 }
@@ -103,6 +112,18 @@ fn line<'a>(page: &'a str, start: &str) -> &'a str {
     let line = lines.next().unwrap_or_else(|| panic!("no line starts with {start}:\n{page}"));
     assert_eq!(lines.next(), None, "more than one line starts with {start}");
     line
+}
+
+#[test]
+fn what_policies_said_is_summed_by_policy() {
+    let page = page();
+    for wanted in [
+        "ringway_policy_denials_total{policy=\"a/deny\",reason=\"explicit\"} 4",
+        "ringway_policy_denials_total{policy=\"unknown\",reason=\"none_allowed\"} 8",
+        "ringway_dry_run_verdicts_total{policy=\"a/try\",result=\"deny\"} 6",
+    ] {
+        assert!(page.lines().any(|line| line == wanted), "{wanted} isn't in {page}");
+    }
 }
 
 #[test]
@@ -150,12 +171,16 @@ fn families_are_the_references_in_its_order_and_ours_come_after() {
         "istio_on_demand_dns counter",
         "istio_tcp_connections_failed counter",
         "istio_tcp_sockets_open gauge",
+        "istio_crl_policy_rejections counter",
+        "istio_crl_untracked_connections counter",
         "workload_manager_active_proxy_count gauge",
         "workload_manager_proxies_started counter",
         "ringway_event_loop gauge",
         "ringway_log_lines_dropped counter",
         "ringway_shards gauge",
         "ringway_shards_answering gauge",
+        "ringway_policy_denials counter",
+        "ringway_dry_run_verdicts counter",
         "ringway_stalls counter",
     ];
     let heads: Vec<&str> = heads.into_iter().filter(|head| !head.starts_with("process_max_fds")).collect();
@@ -169,6 +194,8 @@ fn families_are_the_references_in_its_order_and_ours_come_after() {
         "# UNIT istio_xds_message_bytes bytes",
         "istio_xds_message_bytes_total{url=\"type.googleapis.com/x\"} 391",
         "istio_tcp_sockets_open{reporter=\"source\"} 6",
+        "istio_crl_policy_rejections_total{reporter=\"source\"} 4",
+        "istio_crl_untracked_connections_total{reporter=\"destination\"} 0",
         "workload_manager_active_proxy_count 1",
         "workload_manager_proxies_started_total 4",
         "ringway_event_loop{kind=\"epoll\",cause=\"io_uring: EPERM\"} 1",

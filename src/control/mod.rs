@@ -6,6 +6,7 @@ pub mod ca;
 pub mod cni;
 #[expect(clippy::module_inception, reason = "the thread itself; its parts stand beside it")]
 pub mod control;
+pub mod crl;
 pub mod dump;
 mod file_match;
 mod file_schema;

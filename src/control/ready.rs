@@ -18,6 +18,8 @@ pub const STATE: &str = "state manager";
 pub const PROXY: &str = "proxy";
 /// The CNI agent's snapshot, and every pod of it.
 pub const PODS: &str = "workload proxy manager";
+/// A file of revocation lists that could be used; one that isn't there is not waited for.
+pub const REVOCATION: &str = "revocation lists";
 /// The process ends.
 pub const DRAIN: &str = "drain";
 

@@ -75,7 +75,7 @@ impl Embedded {
 
 impl Signer for Embedded {
     fn issue(&self, identity: Identity, ttl: Duration) -> Signing {
-        let (authority, profile) = (self.authority.clone(), self.profile);
+        let (authority, profile) = (self.authority.clone(), self.profile.clone());
         let sign = move || authority.credential(&identity, ttl, profile).map_err(Unsigned::failed);
         Box::pin(
             async move { tokio::task::spawn_blocking(sign).await.unwrap_or_else(|gone| Err(fell(&gone))) },

@@ -82,6 +82,11 @@ fn warn_of(config: &LocalConfig) {
     for problem in &config.problems {
         warn!("a match of a policy can't be read, it denies: {problem}");
     }
+    for (key, policy) in &config.policies {
+        if let Some(remark) = policy.remark() {
+            warn!("policy {key}: {remark}");
+        }
+    }
 }
 
 /// The three lists of `staticConfig`.

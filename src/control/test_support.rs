@@ -10,6 +10,7 @@ use crate::bridge::mailbox::{Letterbox, Mailbox, mailbox};
 use crate::bridge::order::Order;
 use crate::bridge::report::{Report, ShardStats};
 use crate::bridge::settings::Settings;
+use crate::mesh::identity::TrustDomains;
 
 pub fn settings() -> Settings {
     let any = |port| std::net::SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), port);
@@ -19,6 +20,8 @@ pub fn settings() -> Settings {
         outbound: any(15_001),
         illegal_ports: vec![15_001, 15_006, 15_008],
         network: Text::default(),
+        trust_domains: TrustDomains::default(),
+        policy_info: false,
         original_source: None,
         mark: None,
         port_reuse: true,

@@ -1,13 +1,16 @@
 //! Whether a call may reach a workload: the verdict over all policies (reference section 12.2). How one policy
-//! matches is in `mesh::policy`; where an inbound CONNECT goes is in `mesh::inbound`, handed on from here.
+//! matches is in `mesh::policy`, which ones are looked at in `mesh::policy_set`; where an inbound CONNECT goes is in
+//! `mesh::inbound`, handed on from here.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use crate::mesh::identity::Identity;
-pub use crate::mesh::inbound::{Inbound, InboundRefuse, InboundRequest, Tunnel, guess_service, inbound};
-use crate::mesh::policy::{Action, Policy};
+use crate::mesh::identity::{Identity, TrustDomains};
+pub use crate::mesh::inbound::{
+    Inbound, InboundRefuse, InboundRequest, Tunnel, guess_service, inbound, may_ask_for,
+};
+use crate::mesh::policy::{Action, Held, Policy};
 use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::Workload;
 
@@ -21,6 +24,15 @@ pub struct Call<'a> {
     pub destination: SocketAddr,
     /// Whose policies count.
     pub workload: &'a Workload,
+    /// The names of trust domains that mean the same in principals.
+    pub domains: &'a TrustDomains,
+}
+
+/// What all policies together say about a call.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Decision {
+    pub verdict: Verdict,
+    pub rehearsal: Rehearsal,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -32,14 +44,14 @@ pub enum Verdict {
     Denied(Denial),
 }
 
-/// The policy that decided, and where in it.
+/// The policy that decided, and where in it. Of several, the first by name.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Ground {
     pub policy: Arc<Policy>,
     /// Which of its rules matched.
     pub rule: usize,
     /// The first clause of that rule with matches, and which of them matched; none where the rule has none.
-    pub clause: Option<(usize, usize)>,
+    pub held: Held,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -50,187 +62,142 @@ pub enum Denial {
     NotSynced,
 }
 
+/// What the policies on dry run would have said. They never decide.
+#[derive(Clone, PartialEq, Debug, Default)]
+pub struct Rehearsal {
+    /// Where each of them matched: DENY policies, and ALLOW ones unless the call is denied by an enforced policy.
+    pub matched: Vec<Ground>,
+    /// There are ALLOW policies on dry run and none that is enforced, and none of them matched.
+    pub none_allowed: bool,
+}
+
+impl Ground {
+    /// `namespace/name`.
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.policy.namespace, self.policy.name)
+    }
+
+    /// Where in the policy, as its dump is read: `rules[1][0][2]`.
+    pub fn place(&self) -> String {
+        match self.held {
+            Some((clause, entry)) => format!("rules[{}][{clause}][{entry}]", self.rule),
+            None => format!("rules[{}]", self.rule),
+        }
+    }
+}
+
 impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Explicit(Ground { policy, .. }) => {
-                write!(f, "explicitly denied by: {}/{}", policy.namespace, policy.name)
-            }
+            Self::Explicit(ground) => write!(f, "explicitly denied by: {}", ground.name()),
             Self::NoneAllowed => f.write_str("allow policies exist, but none allowed"),
             Self::NotSynced => f.write_str("policies are not known yet"),
         }
     }
 }
 
-/// The verdict over a call. Allocates nothing.
+/// The verdict over a call, when nobody wants to know what would have been.
 pub fn admit(snapshot: &Snapshot, call: &Call<'_>) -> Verdict {
+    decide(snapshot, call).verdict
+}
+
+/// The verdict over a call, and what policies on dry run would have said. Allocates only for the latter.
+pub fn decide(snapshot: &Snapshot, call: &Call<'_>) -> Decision {
     if !snapshot.synced {
-        return Verdict::Denied(Denial::NotSynced);
+        return Decision { verdict: Verdict::Denied(Denial::NotSynced), rehearsal: Rehearsal::default() };
     }
-    let (mut guarded, mut allowed) = (false, None);
-    for policy in snapshot.policies_for(call.workload).filter(|policy| !policy.dry_run) {
-        match policy.action {
-            Action::Deny => {
-                if let Some(ground) = ground(policy, call) {
-                    return Verdict::Denied(Denial::Explicit(ground));
-                }
-            }
-            Action::Allow => {
-                guarded = true;
-                if allowed.is_none() {
-                    allowed = ground(policy, call);
-                }
+    let mut finding = Finding::new(call);
+    for set in snapshot.policy_sets(call.workload) {
+        finding.guarded |= set.allows();
+        finding.rehearsed |= set.rehearses_allows();
+        set.consider(call, |policy, rule| finding.look(policy, rule));
+    }
+    for policy in snapshot.named_policies(call.workload) {
+        let allows = policy.action == Action::Allow;
+        finding.guarded |= allows && !policy.dry_run;
+        finding.rehearsed |= allows && policy.dry_run;
+        (0..policy.rules.len()).for_each(|rule| finding.look(policy, rule));
+    }
+    finding.decision()
+}
+
+/// What has been found while the rules are gone through.
+struct Finding<'s, 'c> {
+    call: &'c Call<'c>,
+    denied: Option<Match<'s>>,
+    allowed: Option<Match<'s>>,
+    rehearsals: Vec<Match<'s>>,
+    /// There is an enforced ALLOW policy.
+    guarded: bool,
+    /// There is an ALLOW policy on dry run.
+    rehearsed: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Match<'s> {
+    policy: &'s Arc<Policy>,
+    rule: usize,
+    held: Held,
+}
+
+impl<'s, 'c> Finding<'s, 'c> {
+    fn new(call: &'c Call<'c>) -> Self {
+        Self { call, denied: None, allowed: None, rehearsals: Vec::new(), guarded: false, rehearsed: false }
+    }
+
+    fn look(&mut self, policy: &'s Arc<Policy>, rule: usize) {
+        let known = match (policy.dry_run, policy.action) {
+            (false, Action::Deny) => self.denied.as_ref(),
+            (false, Action::Allow) => self.allowed.as_ref(),
+            (true, _) => self.rehearsals.iter().find(|known| Arc::ptr_eq(known.policy, policy)),
+        };
+        if known.is_some_and(|known| known.order() <= order(policy, rule)) {
+            return;
+        }
+        let Some(held) = policy.rule_matches(rule, self.call) else { return };
+        let found = Match { policy, rule, held };
+        match (policy.dry_run, policy.action) {
+            (false, Action::Deny) => self.denied = Some(found),
+            (false, Action::Allow) => self.allowed = Some(found),
+            (true, _) => {
+                self.rehearsals.retain(|known| !Arc::ptr_eq(known.policy, policy));
+                self.rehearsals.push(found);
             }
         }
     }
-    match allowed {
-        None if guarded => Verdict::Denied(Denial::NoneAllowed),
-        by => Verdict::Allowed { by },
+
+    fn decision(self) -> Decision {
+        let Self { denied, allowed, mut rehearsals, guarded, rehearsed, .. } = self;
+        let would_allow = rehearsals.iter().any(|known| known.policy.action == Action::Allow);
+        let verdict = match (denied, allowed) {
+            (Some(denied), _) => Verdict::Denied(Denial::Explicit(denied.ground())),
+            (None, None) if guarded => Verdict::Denied(Denial::NoneAllowed),
+            (None, by) => Verdict::Allowed { by: by.map(|by| by.ground()) },
+        };
+        if denied.is_some() {
+            rehearsals.retain(|known| known.policy.action == Action::Deny);
+        }
+        rehearsals.sort_by(|left, right| left.order().cmp(&right.order()));
+        let none_allowed = denied.is_none() && !guarded && rehearsed && !would_allow;
+        let matched = rehearsals.iter().map(Match::ground).collect();
+        Decision { verdict, rehearsal: Rehearsal { matched, none_allowed } }
     }
 }
 
-fn ground(policy: &Arc<Policy>, call: &Call<'_>) -> Option<Ground> {
-    let (rule, clause) = policy.matches(call)?;
-    Some(Ground { policy: policy.clone(), rule, clause })
+impl Match<'_> {
+    fn order(&self) -> (&str, &str, usize) {
+        order(self.policy, self.rule)
+    }
+
+    fn ground(&self) -> Ground {
+        Ground { policy: self.policy.clone(), rule: self.rule, held: self.held }
+    }
+}
+
+fn order(policy: &Policy, rule: usize) -> (&str, &str, usize) {
+    (&policy.namespace, &policy.name, rule)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::mesh::fixture::{mesh, pod, policy};
-    use crate::mesh::policy::{Match, PolicyScope, StringMatch};
-
-    fn port(port: u16) -> Match {
-        Match { destination_ports: vec![port], ..Match::default() }
-    }
-
-    fn verdict(policies: Vec<Policy>, server: &Workload) -> Verdict {
-        let client = "spiffe://cluster.local/ns/default/sa/client".parse().unwrap();
-        let snapshot = mesh(policies.into_iter().map(Into::into));
-        admit(
-            &snapshot,
-            &Call {
-                source: "10.0.0.1".parse().unwrap(),
-                identity: Some(&client),
-                destination: "10.0.0.2:80".parse().unwrap(),
-                workload: server,
-            },
-        )
-    }
-
-    /// `-` for allowed by nobody in particular, the name of the policy that allowed, or the text of the denial.
-    fn told(policies: Vec<Policy>) -> String {
-        let mut server = pod("server", &["10.0.0.2"]);
-        server.authorization_policies = vec!["default/chosen".into(), "default/unknown".into()];
-        match verdict(policies, &server) {
-            Verdict::Allowed { by: None } => "-".into(),
-            Verdict::Allowed { by: Some(ground) } => ground.policy.name.to_string(),
-            Verdict::Denied(denial) => denial.to_string(),
-        }
-    }
-
-    #[test]
-    fn denials_go_first_then_any_allowance_then_nobody() {
-        use Action::{Allow, Deny};
-        use PolicyScope::{Global, Namespace, WorkloadSelector};
-        let none = "allow policies exist, but none allowed";
-        assert_eq!(told(vec![]), "-");
-        assert_eq!(told(vec![policy("a", Namespace, Allow, vec![port(80)])]), "a");
-        assert_eq!(told(vec![policy("a", Namespace, Allow, vec![port(81)])]), none);
-        assert_eq!(told(vec![policy("d", Namespace, Deny, vec![port(81)])]), "-");
-        let both =
-            vec![policy("a", Namespace, Allow, vec![port(80)]), policy("z", Namespace, Deny, vec![port(80)])];
-        assert_eq!(told(both), "explicitly denied by: default/z");
-        let second = vec![
-            policy("a", Namespace, Allow, vec![port(81)]),
-            policy("b", Namespace, Allow, vec![port(80)]),
-        ];
-        assert_eq!(told(second), "b");
-        assert_eq!(
-            told(vec![policy("chosen", WorkloadSelector, Deny, vec![port(80)])]),
-            "explicitly denied by: default/chosen"
-        );
-        assert_eq!(told(vec![policy("other", WorkloadSelector, Deny, vec![port(80)])]), "-");
-        let root = Policy { namespace: "istio-system".into(), ..policy("g", Global, Deny, vec![port(80)]) };
-        assert_eq!(told(vec![root]), "explicitly denied by: istio-system/g");
-        let far = Policy { namespace: "far".into(), ..policy("n", Namespace, Deny, vec![port(80)]) };
-        assert_eq!(told(vec![far]), "-");
-    }
-
-    #[test]
-    fn a_dry_run_is_never_enforced() {
-        let dry =
-            |action| Policy { dry_run: true, ..policy("p", PolicyScope::Namespace, action, vec![port(80)]) };
-        assert_eq!(told(vec![dry(Action::Deny)]), "-");
-        let missing =
-            Policy { dry_run: true, ..policy("p", PolicyScope::Namespace, Action::Allow, vec![port(81)]) };
-        assert_eq!(told(vec![missing]), "-");
-        let strict = policy("strict", PolicyScope::Namespace, Action::Allow, vec![port(81)]);
-        let text = "allow policies exist, but none allowed";
-        assert_eq!(told(vec![dry(Action::Allow), strict]), text);
-    }
-
-    #[test]
-    fn what_cannot_be_read_denies() {
-        let unreadable = || vec![Match { unreadable: true, ..Match::default() }, port(81)];
-        let scope = PolicyScope::Namespace;
-        assert_eq!(
-            told(vec![policy("d", scope, Action::Deny, unreadable())]),
-            "explicitly denied by: default/d"
-        );
-        let text = "allow policies exist, but none allowed";
-        assert_eq!(told(vec![policy("a", scope, Action::Allow, unreadable())]), text);
-    }
-
-    #[test]
-    fn a_scope_change_is_filed_anew() {
-        let server = pod("server", &["10.0.0.2"]);
-        let call = Call {
-            source: "10.0.0.1".parse().unwrap(),
-            identity: None,
-            destination: "10.0.0.2:80".parse().unwrap(),
-            workload: &server,
-        };
-        let deny = |scope| policy("p", scope, Action::Deny, vec![port(80)]).into();
-        let mut snapshot = mesh([deny(PolicyScope::Namespace)]);
-        assert!(matches!(admit(&snapshot, &call), Verdict::Denied(_)));
-        let before = snapshot.policy_version();
-        snapshot = crate::mesh::delta::apply(&snapshot, [deny(PolicyScope::WorkloadSelector)], None);
-        assert!(snapshot.policy_version() > before);
-        assert_eq!(admit(&snapshot, &call), Verdict::Allowed { by: None });
-        snapshot = crate::mesh::delta::apply(&snapshot, [deny(PolicyScope::Global)], None);
-        assert!(matches!(admit(&snapshot, &call), Verdict::Denied(_)));
-    }
-
-    #[test]
-    fn the_ground_says_which_rule_and_match() {
-        let mut guarded = policy("a", PolicyScope::Namespace, Action::Allow, vec![]);
-        guarded.rules = vec![vec![vec![port(81)]], vec![vec![], vec![port(81), port(80)]]];
-        let server = pod("server", &["10.0.0.2"]);
-        let Verdict::Allowed { by: Some(ground) } = verdict(vec![guarded], &server) else { panic!("denied") };
-        assert_eq!((ground.rule, ground.clause), (1, Some((1, 1))));
-    }
-
-    #[test]
-    fn without_a_snapshot_nobody_is_admitted() {
-        let server = pod("server", &["10.0.0.2"]);
-        let call = Call {
-            source: "10.0.0.1".parse().unwrap(),
-            identity: None,
-            destination: "10.0.0.2:80".parse().unwrap(),
-            workload: &server,
-        };
-        assert_eq!(admit(&Snapshot::default(), &call), Verdict::Denied(Denial::NotSynced));
-    }
-
-    /// The captured trap: a principal with its scheme never matches.
-    #[test]
-    fn principals_are_written_without_their_scheme() {
-        let principal =
-            |text: &str| Match { principals: vec![StringMatch::Exact(text.into())], ..Match::default() };
-        let allow = |text| policy("a", PolicyScope::Namespace, Action::Allow, vec![principal(text)]);
-        assert_eq!(told(vec![allow("cluster.local/ns/default/sa/client")]), "a");
-        let text = "allow policies exist, but none allowed";
-        assert_eq!(told(vec![allow("spiffe://cluster.local/ns/default/sa/client")]), text);
-    }
-}
+#[path = "admit_tests.rs"]
+mod tests;

@@ -45,7 +45,7 @@ pub fn apply(
 ) -> Snapshot {
     let local_node = local_node.filter(|node| !node.is_empty());
     let mut next = snapshot.clone();
-    let mut news = News::None;
+    let mut news = false;
     for change in changes {
         let told = match change {
             Change::Workload(workload) => set_workload(&mut next, &workload.uid, Some(&workload), local_node),
@@ -59,50 +59,34 @@ pub fn apply(
             Change::RemoveAddress(name) if next.workload(&name).is_some() => {
                 set_workload(&mut next, &name, None, local_node)
             }
-            Change::RemoveAddress(name) => {
-                name.parse().map_or(News::None, |key| set_service(&mut next, &key, None))
-            }
+            Change::RemoveAddress(name) => name.parse().is_ok_and(|key| set_service(&mut next, &key, None)),
             Change::Policy { key, policy } => set_policy(&mut next, &key, Some(policy)),
             Change::RemovePolicy(key) => set_policy(&mut next, &key, None),
         };
-        news = news.max(told);
+        news |= told;
     }
-    next.version = next.version.wrapping_add(u64::from(news != News::None));
-    next.policy_version = next.policy_version.wrapping_add(u64::from(news == News::Verdicts));
+    next.version = next.version.wrapping_add(u64::from(news));
     next
 }
 
-/// What changes said that wasn't known.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum News {
-    None,
-    /// Something that new connections see.
-    Mesh,
-    /// Something that decides about open ones too.
-    Verdicts,
-}
-
-/// Puts `new` in the place of what is there.
+/// Puts `new` in the place of what is there, and tells whether that is news.
 fn set_workload(
     next: &mut Snapshot,
     uid: &str,
     new: Option<&Arc<Workload>>,
     local_node: Option<&str>,
-) -> News {
+) -> bool {
     let old = next.workload(uid).cloned();
     if old.as_ref() == new {
-        return News::None;
+        return false;
     }
-    let both = old.as_ref().zip(new);
-    let guarded_anew =
-        both.is_some_and(|(old, new)| old.authorization_policies != new.authorization_policies);
     index_workload(next, old.as_ref(), new, local_node);
-    if guarded_anew { News::Verdicts } else { News::Mesh }
+    true
 }
 
-fn set_service(next: &mut Snapshot, key: &ServiceKey, new: Option<Held>) -> News {
+fn set_service(next: &mut Snapshot, key: &ServiceKey, new: Option<Held>) -> bool {
     if next.services.get(key) == new.as_ref() {
-        return News::None;
+        return false;
     }
     if let Some(old) = next.services.remove(key) {
         unindex_service(next, &old.service);
@@ -111,21 +95,25 @@ fn set_service(next: &mut Snapshot, key: &ServiceKey, new: Option<Held>) -> News
         index_service(next, &new.service);
         next.services.insert(key.clone(), new);
     }
-    News::Mesh
+    true
 }
 
-fn set_policy(next: &mut Snapshot, key: &Text, new: Option<Arc<Policy>>) -> News {
+fn set_policy(next: &mut Snapshot, key: &Text, new: Option<Arc<Policy>>) -> bool {
     if next.policies.get(key) == new.as_ref() {
-        return News::None;
+        return false;
     }
     if let Some(old) = next.policies.remove(key) {
         file_policy(next, key, &old, false);
     }
+    next.unreadable.remove(key);
     if let Some(new) = new {
         file_policy(next, key, &new, true);
+        if new.is_unreadable() {
+            next.unreadable.insert(key.clone(), ());
+        }
         next.policies.insert(key.clone(), new);
     }
-    News::Verdicts
+    true
 }
 
 /// Files the new state of a workload in the place of the old one.
@@ -208,16 +196,13 @@ fn strike<K: Clone + Eq + Hash>(lists: &mut PersistentMap<K, Services>, key: &K,
 
 fn file_policy(next: &mut Snapshot, key: &Text, policy: &Arc<Policy>, present: bool) {
     let Some(scope) = scope_name(policy) else { return };
-    let filed = Arc::make_mut(next.scoped.entry(scope.clone()).or_default());
-    match (filed.binary_search_by(|(other, _)| other.cmp(key)), present) {
-        (Ok(place), false) => {
-            filed.remove(place);
-        }
-        (Err(place), true) => filed.insert(place, (key.clone(), policy.clone())),
-        // Filed twice or not at all can't be: each policy is taken out under the scope it was filed with.
-        (Ok(_), true) | (Err(_), false) => {}
+    let set = Arc::make_mut(next.scoped.entry(scope.clone()).or_default());
+    if present {
+        set.insert(key, policy);
+    } else {
+        set.remove(key);
     }
-    if filed.is_empty() {
+    if set.is_empty() {
         next.scoped.remove(&scope);
     }
 }
@@ -266,10 +251,9 @@ mod tests {
             let mut at = pod("at", &[]);
             at.namespace = namespace.into();
             at.authorization_policies = vec!["default/a".into()];
-            seen.push(format!(
-                "{:?}",
-                snapshot.policies_for(&at).map(|policy| &policy.name).collect::<Vec<_>>()
-            ));
+            let sets = snapshot.policy_sets(&at).flat_map(|set| set.iter());
+            let policies = sets.chain(snapshot.named_policies(&at)).map(|policy| &policy.name);
+            seen.push(format!("{:?}", policies.collect::<Vec<_>>()));
         }
         seen
     }
@@ -393,9 +377,9 @@ mod tests {
             let left = [
                 bare.workloads.len(), bare.addresses.len(), bare.local.len(), bare.workload_hosts.len(),
                 bare.services.len(), bare.vips.len(), bare.cidrs.len(), bare.service_hosts.len(),
-                bare.endpoints.len(), bare.policies.len(), bare.scoped.len(),
+                bare.endpoints.len(), bare.policies.len(), bare.scoped.len(), bare.unreadable.len(),
             ];
-            prop_assert_eq!(left, [0; 11]);
+            prop_assert_eq!(left, [0; 12]);
         }
     }
 
@@ -408,7 +392,6 @@ mod tests {
         assert_eq!(once.version(), twice.version());
         let third = apply(&twice, [pod("b", &["10.0.0.2"]).into()], None);
         assert!(third.version() > twice.version());
-        assert_eq!(third.policy_version(), once.policy_version());
     }
 
     #[test]

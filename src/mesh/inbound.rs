@@ -115,24 +115,35 @@ pub fn inbound(request: &InboundRequest<'_>) -> Result<Inbound, InboundRefuse> {
 
 /// The asked-for address must be the one that was called, or that of something this workload is the waypoint of.
 fn validate(request: &InboundRequest<'_>, authority: Authority<'_>) -> Result<(), InboundRefuse> {
-    let InboundRequest { snapshot, local, connection_dst, .. } = *request;
+    let InboundRequest { snapshot, network, local, connection_dst, .. } = *request;
     let Authority::Address(address) = authority else { return Ok(()) };
-    if address.ip() == connection_dst || local.application_tunnel.is_some() {
+    if may_ask_for(snapshot, network, local, connection_dst, address.ip()) {
         return Ok(());
     }
-    let waypoint = match snapshot.lookup(request.network, address.ip(), None) {
+    Err(InboundRefuse::IpMismatch { connection: connection_dst, asked: address.ip() })
+}
+
+/// Whether a workload that was called at one address may be asked for another (reference section 7.3): for its own,
+/// for any where it has an application tunnel, and for that of something it is the waypoint of.
+pub fn may_ask_for(
+    snapshot: &Snapshot,
+    network: &str,
+    local: &Workload,
+    connection_dst: IpAddr,
+    asked: IpAddr,
+) -> bool {
+    if asked == connection_dst || local.application_tunnel.is_some() {
+        return true;
+    }
+    let waypoint = match snapshot.lookup(network, asked, None) {
         Some(Found::Workload(workload)) => workload.waypoint.as_ref(),
         Some(Found::Service(service)) => service.waypoint.as_ref(),
         None => None,
     };
-    match waypoint {
-        Some(waypoint) if is_here(request, waypoint) => Ok(()),
-        Some(_) | None => Err(InboundRefuse::IpMismatch { connection: connection_dst, asked: address.ip() }),
-    }
+    waypoint.is_some_and(|waypoint| is_here(snapshot, local, connection_dst, waypoint))
 }
 
-fn is_here(request: &InboundRequest<'_>, waypoint: &GatewayAddress) -> bool {
-    let InboundRequest { snapshot, local, connection_dst, .. } = *request;
+fn is_here(snapshot: &Snapshot, local: &Workload, connection_dst: IpAddr, waypoint: &GatewayAddress) -> bool {
     let serves = |key: &ServiceKey| snapshot.endpoint(key, &local.uid).is_some();
     match &waypoint.destination {
         GatewayDestination::Address { network, ip } => match snapshot.lookup(network, *ip, None) {

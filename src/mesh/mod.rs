@@ -8,13 +8,17 @@ pub mod delta;
 pub mod demand;
 #[cfg(test)]
 pub(crate) mod fixture;
+pub mod guard;
 pub mod identity;
 pub mod inbound;
 mod index;
 pub mod labels;
 pub mod policy;
+mod policy_set;
 pub mod route;
 pub mod seen;
 pub mod service;
+#[cfg(test)]
+pub(crate) mod slow;
 pub mod snapshot;
 pub mod workload;

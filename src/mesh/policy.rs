@@ -4,7 +4,6 @@ use ipnet::IpNet;
 
 use crate::base::text::Text;
 use crate::mesh::admit::Call;
-use crate::mesh::identity::Identity;
 
 /// One policy; its store key is `namespace/name`.
 #[derive(Clone, PartialEq, Debug)]
@@ -65,32 +64,48 @@ pub struct ServiceAccountMatch {
     pub service_account: Text,
 }
 
-/// Where in a policy a call matched: the rule, and the clause and match that held first.
-pub type Place = (usize, Option<(usize, usize)>);
+/// Where in a rule a call matched: the first clause with matches, and which of them held first; none where the rule
+/// has none.
+pub type Held = Option<(usize, usize)>;
 
 impl Policy {
-    /// Where this policy matches a call, if it does (reference section 12.3).
-    pub fn matches(&self, call: &Call<'_>) -> Option<Place> {
-        self.rules.iter().enumerate().find_map(|(number, rule)| {
-            let mut place = None;
-            for (clause, matches) in rule.iter().enumerate() {
-                if matches.is_empty() {
-                    continue;
-                }
-                let held = matches.iter().position(|entry| entry.holds(self.action, call))?;
-                place = place.or(Some((clause, held)));
+    /// Where a rule of this policy matches a call, if it does (reference section 12.3).
+    pub fn rule_matches(&self, rule: usize, call: &Call<'_>) -> Option<Held> {
+        let mut place = None;
+        for (clause, matches) in self.rules.get(rule)?.iter().enumerate() {
+            if matches.is_empty() {
+                continue;
             }
-            Some((number, place))
-        })
+            let held = matches.iter().position(|entry| entry.holds(self.action, call))?;
+            place = place.or(Some((clause, held)));
+        }
+        Some(place)
+    }
+
+    /// What a person should hear about a policy that can be read: a DENY with a match that asks for nothing denies
+    /// nobody by it (reference section 12.3). Control planes send that for rules about HTTP.
+    pub fn remark(&self) -> Option<&'static str> {
+        let mut entries = self.rules.iter().flatten().flatten();
+        (self.action == Action::Deny && entries.any(|entry| !entry.can_hold(self.action))).then_some(
+            "a match of this DENY asks for nothing and denies nobody; rules about HTTP need a waypoint",
+        )
+    }
+
+    /// Whether something in it could not be understood.
+    pub fn is_unreadable(&self) -> bool {
+        self.rules.iter().flatten().flatten().any(|entry| entry.unreadable)
     }
 }
 
 impl Match {
     fn holds(&self, action: Action, call: &Call<'_>) -> bool {
-        if self.unreadable {
-            return action == Action::Deny;
-        }
-        !self.is_empty() && self.addresses_hold(call) && self.identity_holds(call.identity)
+        self.can_hold(action) && (self.unreadable || (self.addresses_hold(call) && self.identity_holds(call)))
+    }
+
+    /// Whether there is a call that it holds for: not where it says nothing, and not where it can't be read, unless
+    /// it is to keep calls out.
+    pub(crate) fn can_hold(&self, action: Action) -> bool {
+        if self.unreadable { action == Action::Deny } else { !self.is_empty() }
     }
 
     /// Nothing said matches nothing.
@@ -127,15 +142,15 @@ impl Match {
             })
     }
 
-    fn identity_holds(&self, identity: Option<&Identity>) -> bool {
-        let principal = identity.map(Principal::of);
+    fn identity_holds(&self, call: &Call<'_>) -> bool {
+        let identity = call.identity;
         let namespace = identity.map_or("", |identity| &*identity.namespace);
         field(&self.service_accounts, &self.not_service_accounts, |account| {
             identity.is_some_and(|identity| {
                 account.namespace == identity.namespace && account.service_account == identity.service_account
             })
         }) && field(&self.principals, &self.not_principals, |value| {
-            principal.as_ref().is_some_and(|principal| value.holds(&principal.0))
+            principals(call).any(|principal| value.holds(&principal))
         }) && field(&self.namespaces, &self.not_namespaces, |value| value.holds(&[namespace]))
     }
 }
@@ -145,13 +160,15 @@ fn field<T>(values: &[T], negated: &[T], holds: impl Fn(&T) -> bool) -> bool {
     (values.is_empty() || values.iter().any(&holds)) && !negated.iter().any(&holds)
 }
 
-/// `{trust domain}/ns/{namespace}/sa/{service account}` in pieces, so that comparing needs no allocation.
-struct Principal<'a>([&'a str; 5]);
-
-impl<'a> Principal<'a> {
-    fn of(identity: &'a Identity) -> Self {
-        Self([&identity.trust_domain, "/ns/", &identity.namespace, "/sa/", &identity.service_account])
-    }
+/// `{trust domain}/ns/{namespace}/sa/{service account}` of the caller, once for each name of its trust domain; in
+/// pieces, so that comparing needs no allocation.
+fn principals<'a>(call: &Call<'a>) -> impl Iterator<Item = [&'a str; 5]> {
+    let domains = call.domains;
+    call.identity.into_iter().flat_map(move |identity| {
+        domains.equivalent(&identity.trust_domain).map(move |trust_domain| {
+            [&**trust_domain, "/ns/", &*identity.namespace, "/sa/", &*identity.service_account]
+        })
+    })
 }
 
 impl StringMatch {
@@ -190,175 +207,5 @@ fn ends<'a>(pieces: impl Iterator<Item = &'a [u8]>, mut wanted: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::{IpAddr, SocketAddr};
-
-    use proptest::prelude::*;
-    use proptest::sample::select;
-
-    use super::*;
-    use crate::mesh::fixture::pod;
-
-    /// The reference's rules word by word (section 12.3), with every text made whole first.
-    fn slow(policy: &Policy, source: IpAddr, identity: Option<&Identity>, destination: SocketAddr) -> bool {
-        policy.rules.iter().any(|rule| {
-            rule.iter().all(|clause| {
-                clause.is_empty()
-                    || clause
-                        .iter()
-                        .any(|entry| slow_match(policy.action, entry, source, identity, destination))
-            })
-        })
-    }
-
-    fn slow_match(
-        action: Action,
-        entry: &Match,
-        source: IpAddr,
-        identity: Option<&Identity>,
-        destination: SocketAddr,
-    ) -> bool {
-        if entry.unreadable {
-            return action == Action::Deny;
-        }
-        let whole = identity.map(|identity| identity.to_string().replacen("spiffe://", "", 1));
-        let namespace = identity.map(|identity| identity.namespace.to_string()).unwrap_or_default();
-        let text = |wanted: &StringMatch, text: &str| match wanted {
-            StringMatch::Exact(exact) => text == &**exact,
-            StringMatch::Prefix(prefix) => text.starts_with(&**prefix),
-            StringMatch::Suffix(suffix) => text.ends_with(&**suffix),
-            StringMatch::Presence => !text.is_empty(),
-        };
-        let of_namespace = |wanted: &StringMatch| text(wanted, &namespace);
-        let of_principal = |wanted: &StringMatch| whole.as_ref().is_some_and(|whole| text(wanted, whole));
-        let of_account = |wanted: &ServiceAccountMatch| {
-            whole.as_ref().is_some_and(|whole| {
-                let parts: Vec<_> = whole.split('/').collect();
-                *parts[2] == *wanted.namespace && *parts[4] == *wanted.service_account
-            })
-        };
-        let mut said = Vec::new();
-        let mut say = |empty: bool, held: bool| {
-            if !empty {
-                said.push(held);
-            }
-        };
-        say(entry.namespaces.is_empty(), entry.namespaces.iter().any(of_namespace));
-        say(entry.not_namespaces.is_empty(), !entry.not_namespaces.iter().any(of_namespace));
-        say(entry.principals.is_empty(), entry.principals.iter().any(of_principal));
-        say(entry.not_principals.is_empty(), !entry.not_principals.iter().any(of_principal));
-        say(entry.service_accounts.is_empty(), entry.service_accounts.iter().any(of_account));
-        say(entry.not_service_accounts.is_empty(), !entry.not_service_accounts.iter().any(of_account));
-        let in_range = |ranges: &[IpNet], ip: IpAddr| ranges.iter().any(|range| range.contains(&ip));
-        say(entry.source_ips.is_empty(), in_range(&entry.source_ips, source));
-        say(entry.not_source_ips.is_empty(), !in_range(&entry.not_source_ips, source));
-        say(entry.destination_ips.is_empty(), in_range(&entry.destination_ips, destination.ip()));
-        say(entry.not_destination_ips.is_empty(), !in_range(&entry.not_destination_ips, destination.ip()));
-        say(entry.destination_ports.is_empty(), entry.destination_ports.contains(&destination.port()));
-        say(
-            entry.not_destination_ports.is_empty(),
-            !entry.not_destination_ports.contains(&destination.port()),
-        );
-        !said.is_empty() && said.into_iter().all(|held| held)
-    }
-
-    /// Mostly empty lists, now and then one or two values.
-    fn some<T: Clone + std::fmt::Debug + 'static>(values: Vec<T>) -> impl Strategy<Value = Vec<T>> {
-        prop_oneof![5 => Just(Vec::new()), 1 => proptest::collection::vec(select(values), 1..3)]
-    }
-
-    fn texts() -> Vec<StringMatch> {
-        let pieces =
-            ["", "a", "td", "td/ns/a", "td/ns/a/sa/b", "/sa/b", "b", "ns/a/sa/", "td/ns/ab", "d/ns/a/sa/b"];
-        let kinds = [StringMatch::Exact, StringMatch::Prefix, StringMatch::Suffix];
-        let all = kinds.iter().flat_map(|kind| pieces.iter().map(|piece| kind((*piece).into())));
-        all.chain([StringMatch::Presence]).collect()
-    }
-
-    fn entries() -> impl Strategy<Value = Match> {
-        let ranges = || {
-            let texts = ["10.0.0.0/8", "10.0.0.1/32", "0.0.0.0/0", "::/0", "fd00::/8", "192.0.2.0/24"];
-            some(texts.iter().map(|text| text.parse::<IpNet>().unwrap()).collect())
-        };
-        let account = |namespace: &str, account: &str| ServiceAccountMatch {
-            namespace: namespace.into(),
-            service_account: account.into(),
-        };
-        let accounts = move || some(vec![account("a", "b"), account("a", "c"), account("b", "b")]);
-        let ports = || some(vec![80, 81]);
-        let identity = (some(texts()), some(texts()), some(texts()), some(texts()), accounts(), accounts());
-        let addresses = (ranges(), ranges(), ranges(), ranges(), ports(), ports());
-        (identity, addresses, proptest::bool::weighted(0.05)).prop_map(|(identity, addresses, unreadable)| {
-            Match {
-                namespaces: identity.0,
-                not_namespaces: identity.1,
-                principals: identity.2,
-                not_principals: identity.3,
-                service_accounts: identity.4,
-                not_service_accounts: identity.5,
-                source_ips: addresses.0,
-                not_source_ips: addresses.1,
-                destination_ips: addresses.2,
-                not_destination_ips: addresses.3,
-                destination_ports: addresses.4,
-                not_destination_ports: addresses.5,
-                unreadable,
-            }
-        })
-    }
-
-    proptest! {
-        #![proptest_config(ProptestConfig::with_cases(2_000))]
-
-        #[test]
-        fn a_policy_matches_as_its_words_say(
-            rules in proptest::collection::vec(
-                proptest::collection::vec(proptest::collection::vec(entries(), 0..3), 0..3),
-                0..3,
-            ),
-            deny in any::<bool>(),
-            source in select(vec!["10.0.0.1", "10.9.9.9", "192.0.2.1", "fd00::1"]),
-            identity in select(vec![
-                None,
-                Some("spiffe://td/ns/a/sa/b"),
-                Some("spiffe://td/ns/ab/sa/c"),
-                Some("spiffe://t/ns/b/sa/b"),
-            ]),
-            destination in select(vec!["10.0.0.1:80", "[fd00::1]:81", "192.0.2.1:80"]),
-        ) {
-            let action = if deny { Action::Deny } else { Action::Allow };
-            let policy = Policy {
-                name: "p".into(),
-                namespace: "default".into(),
-                scope: PolicyScope::Global,
-                action,
-                rules,
-                dry_run: false,
-            };
-            let identity: Option<Identity> = identity.map(|text| text.parse().unwrap());
-            let workload = pod("server", &[]);
-            let call = Call {
-                source: source.parse().unwrap(),
-                identity: identity.as_ref(),
-                destination: destination.parse().unwrap(),
-                workload: &workload,
-            };
-            let expected = slow(&policy, call.source, call.identity, call.destination);
-            prop_assert_eq!(policy.matches(&call).is_some(), expected);
-        }
-
-        #[test]
-        fn text_in_pieces_compares_as_the_whole(
-            pieces in proptest::collection::vec("[ab]{0,3}", 0..5),
-            wanted in "[ab]{0,5}",
-        ) {
-            let whole = pieces.concat();
-            let pieces: Vec<&str> = pieces.iter().map(String::as_str).collect();
-            let wanted: Text = wanted.into();
-            prop_assert_eq!(StringMatch::Exact(wanted.clone()).holds(&pieces), *whole == *wanted);
-            prop_assert_eq!(StringMatch::Prefix(wanted.clone()).holds(&pieces), whole.starts_with(&*wanted));
-            prop_assert_eq!(StringMatch::Suffix(wanted.clone()).holds(&pieces), whole.ends_with(&*wanted));
-            prop_assert_eq!(StringMatch::Presence.holds(&pieces), !whole.is_empty());
-        }
-    }
-}
+#[path = "policy_tests.rs"]
+mod tests;

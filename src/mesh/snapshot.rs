@@ -12,6 +12,7 @@ use crate::base::text::Text;
 use crate::mesh::choices::{Choices, Lazy};
 use crate::mesh::index::Index;
 use crate::mesh::policy::{Policy, PolicyScope};
+use crate::mesh::policy_set::PolicySet;
 use crate::mesh::service::{Endpoint, Service, ServiceKey};
 use crate::mesh::workload::{Health, PortPair, Protocol, Workload};
 
@@ -24,7 +25,6 @@ pub struct Snapshot {
     /// Set by the control thread once all sources have spoken. Before, nothing passes.
     pub synced: bool,
     pub(crate) version: u64,
-    pub(crate) policy_version: u64,
     /// By uid.
     pub(crate) workloads: Index,
     /// By address alone: few networks share one, and the reader compares the network.
@@ -40,12 +40,11 @@ pub struct Snapshot {
     pub(crate) cidrs: PersistentMap<IpNet, Services>,
     pub(crate) service_hosts: PersistentMap<Text, Services>,
     pub(crate) policies: PersistentMap<Text, Arc<Policy>>,
-    /// Global policies (empty text) and those of a namespace, sorted by store key.
-    pub(crate) scoped: PersistentMap<Text, ScopedPolicies>,
+    /// Global policies (empty text) and those of a namespace.
+    pub(crate) scoped: PersistentMap<Text, Arc<PolicySet>>,
+    /// Store keys of policies that could not be understood whole.
+    pub(crate) unreadable: PersistentMap<Text, ()>,
 }
-
-/// Policies of one scope with their store keys, sorted by key.
-pub(crate) type ScopedPolicies = Arc<Vec<(Text, Arc<Policy>)>>;
 
 /// Services that share an address or host name, sorted by key.
 pub(crate) type Services = Arc<[Arc<Service>]>;
@@ -87,11 +86,6 @@ impl Snapshot {
     /// Grows with every change: a shard that saw this number has seen this snapshot.
     pub fn version(&self) -> u64 {
         self.version
-    }
-
-    /// Grows with every change of a policy, or of which policies a workload names.
-    pub fn policy_version(&self) -> u64 {
-        self.policy_version
     }
 
     pub fn workload(&self, uid: &str) -> Option<&Arc<Workload>> {
@@ -240,13 +234,24 @@ impl Snapshot {
         }
     }
 
-    /// The policies that apply to a workload as destination: global ones, its namespace's, and those it names
-    /// (reference 12.1). Named ones that aren't known are left out; see `missing_policies`.
-    pub fn policies_for<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Arc<Policy>> {
-        let scope = |name: &str| self.scoped.get(name).map_or(&[][..], |policies| policies);
-        let namespace = if workload.namespace.is_empty() { &[] } else { scope(&workload.namespace) };
-        let named = workload.authorization_policies.iter().filter_map(|key| self.policies.get(key));
-        scope("").iter().chain(namespace).map(|(_, policy)| policy).chain(named)
+    /// The policies that apply to a workload as destination without being named by it: global ones and its
+    /// namespace's (reference 12.1).
+    pub(crate) fn policy_sets<'a>(
+        &'a self,
+        workload: &'a Workload,
+    ) -> impl Iterator<Item = &'a Arc<PolicySet>> {
+        let own = Some(&*workload.namespace).filter(|namespace| !namespace.is_empty());
+        self.scoped.get("").into_iter().chain(own.and_then(|namespace| self.scoped.get(namespace)))
+    }
+
+    /// The policies that a workload names. Those that aren't known are left out; see `missing_policies`.
+    pub fn named_policies<'a>(&'a self, workload: &'a Workload) -> impl Iterator<Item = &'a Arc<Policy>> {
+        workload.authorization_policies.iter().filter_map(|key| self.policies.get(key))
+    }
+
+    /// Store keys of policies that could not be understood whole, sorted.
+    pub fn unreadable_policies(&self) -> impl Iterator<Item = &Text> {
+        sorted(self.unreadable.keys(), |key| (*key).clone())
     }
 
     /// Policies that a workload names and that nobody has sent.

@@ -1,22 +1,23 @@
 //! A peer's tunnel calls a pod: port 15008. TLS -> each CONNECT: parse -> validate -> admit -> dial the pod with
 //! the original source -> 200 -> relay. Statuses and texts are of section 7.2 of the reference.
 
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::base::net::Source;
 use crate::bridge::report::LiveProtocol;
-use crate::mesh::admit::{Inbound, InboundRequest, Verdict, inbound};
+use crate::mesh::admit::{Inbound, InboundRequest, inbound};
 use crate::mesh::demand;
 use crate::mesh::identity::Identity;
 use crate::mesh::labels::{Reporter, Security};
 use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::{TunnelProtocol, Workload};
-use crate::path::record::{About, Record, Side, deny_early, outcome};
+use crate::path::record::{About, Record, Side, closed, deny_early, outcome};
 use crate::path::unrelayed::Unrelayed;
 use crate::shard::closer::Closer;
+use crate::shard::decision::{self, Caller};
 use crate::shard::failure::Failure;
 use crate::shard::link::accept_tunnel;
 use crate::shard::meter::Way;
@@ -25,13 +26,13 @@ use crate::shard::pool::Carries;
 use crate::shard::ready::either;
 use crate::shard::relay::StreamRelay;
 use crate::shard::socket::Socket;
-use crate::shard::stream::Stream;
+use crate::shard::stream::{Cut, Stream};
 use crate::shard::table::{Entered, Entry, Original, Subject};
 use crate::shard::tunnel::Tunnel;
 use crate::sys::origdst::original_destination;
 use crate::wire::access_log::Direction;
 use crate::wire::h2::{Code, RequestHead};
-use crate::wire::hbone::{Authority, baggage_of, forwarded_host, parse_baggage};
+use crate::wire::hbone::{Authority, baggage_of, forwarded_host, parse_baggage, trace_id};
 use crate::wire::proxy_protocol::header;
 
 /// Serves one tunnel of a peer until it ends.
@@ -111,7 +112,7 @@ async fn prepare(
         // The answer is whole, and nothing more of the request is wanted (RFC 9113 section 8.1).
         link.tunnel.reset(stream, Code::NO_ERROR);
     };
-    let (snapshot, local, found) = match check(world, link, head).await {
+    let checked = match check(world, link, head).await {
         Ok(checked) => checked,
         Err((status, failure)) => {
             refuse(status);
@@ -119,40 +120,11 @@ async fn prepare(
             return None;
         }
     };
-    let host = head.forwarded.as_deref().and_then(forwarded_host);
-    let service = found.service(&snapshot, &local, host);
-    let source = source_side(world, link, &snapshot, head);
-    let record = Record::open(
-        &world.shard,
-        About {
-            reporter: Reporter::Destination,
-            src_addr: link.source.0,
-            dst_addr: link.local,
-            hbone_addr: head.authority.as_deref().map(Into::into),
-            source,
-            destination: Side::of(Some(local.clone()), Some(local.identity())),
-            service,
-            security: Security::MutualTls,
-        },
-    );
     let closer = Closer::default();
     closer.wake(stream.signal.clone());
-    let entered = world.shard.table.enter(Entry {
-        pod: world.pod.uid.clone(),
-        src: link.source.0,
-        original: Original::Host(host.map(Into::into)),
-        actual_dst: found.upstream.0,
-        protocol: LiveProtocol::Hbone,
-        closer: closer.clone(),
-        subject: Some(Box::new(Subject {
-            source: link.source.ip(),
-            identity: peer(link).cloned(),
-            destination: found.upstream.0,
-            workload: local.clone(),
-        })),
-    });
-    let reached = either(reach(world, link, &found, &entered), interrupted(stream, &closer)).await;
-    let told = reached.and_then(|app| Ok((app, introduction(link, &found)?)));
+    let (record, entered) = enter(world, link, head, &checked, &closer);
+    let reached = either(reach(world, link, head, &checked, &entered), interrupted(stream, &closer)).await;
+    let told = reached.and_then(|app| Ok((app, introduction(link, &checked.found)?)));
     let (app, introduction) = match told {
         Ok(told) => told,
         Err((status, failure)) => {
@@ -161,7 +133,7 @@ async fn prepare(
             return None;
         }
     };
-    let baggage = world.shard.settings.response_baggage.then(|| baggage_of(&local));
+    let baggage = world.shard.settings.response_baggage.then(|| baggage_of(&checked.local));
     let baggage = baggage.as_deref().filter(|baggage| !baggage.is_empty());
     link.tunnel.respond(stream, 200, baggage, false);
     // The first that the application hears, before any payload.
@@ -182,17 +154,62 @@ async fn prepare(
     Some((relay, record, entered))
 }
 
-/// Everything that can refuse a request before a policy is asked: the status, and why.
-async fn check(
+/// A request that may be put to the policies.
+struct Checked {
+    snapshot: Arc<Snapshot>,
+    local: Arc<Workload>,
+    found: Inbound,
+    /// The address it asked for, where that isn't the one it called.
+    asked: Option<IpAddr>,
+}
+
+/// Opens the record and enters the table, before any policy is asked.
+fn enter(
     world: &Rc<PodWorld>,
     link: &Link,
     head: &RequestHead,
-) -> Result<(Arc<Snapshot>, Arc<Workload>, Inbound), (u16, Failure)> {
+    checked: &Checked,
+    closer: &Closer,
+) -> (Record, Entered) {
+    let Checked { snapshot, local, found, asked } = checked;
+    let host = head.forwarded.as_deref().and_then(forwarded_host);
+    let record = Record::open(
+        &world.shard,
+        About {
+            reporter: Reporter::Destination,
+            src_addr: link.source.0,
+            dst_addr: link.local,
+            hbone_addr: head.authority.as_deref().map(Into::into),
+            source: source_side(world, link, snapshot, head),
+            destination: Side::of(Some(local.clone()), Some(local.identity())),
+            service: found.service(snapshot, local, host),
+            security: Security::MutualTls,
+        },
+    );
+    let entry = Entry {
+        pod: world.pod.uid.clone(),
+        src: link.source.0,
+        original: Original::Host(host.map(Into::into)),
+        actual_dst: found.upstream.0,
+        protocol: LiveProtocol::Hbone,
+        closer: closer.clone(),
+        subject: Some(Box::new(Subject {
+            source: link.source.ip(),
+            identity: peer(link).cloned(),
+            destination: found.upstream.0,
+            asked: *asked,
+        })),
+    };
+    (record, world.shard.table.enter_at(local, snapshot, entry))
+}
+
+/// Everything that can refuse a request before a policy is asked: the status, and why.
+async fn check(world: &Rc<PodWorld>, link: &Link, head: &RequestHead) -> Result<Checked, (u16, Failure)> {
     if head.method != "CONNECT" {
         return Err((400, Failure::NotConnect(head.method.clone())));
     }
     let authority = head.authority.as_deref().unwrap_or_default();
-    Authority::parse(authority).map_err(|error| (400, Failure::InboundRefused(error.into())))?;
+    let parsed = Authority::parse(authority).map_err(|error| (400, Failure::InboundRefused(error.into())))?;
     let shard = &world.shard;
     let (mut snapshot, local) =
         shard.local_workload(&world.pod.info).await.map_err(|failure| (503, failure))?;
@@ -203,7 +220,11 @@ async fn check(
     }
     let found = inbound(&request(world, link, &snapshot, &local, authority))
         .map_err(|refuse| (refuse.status(), Failure::InboundRefused(refuse)))?;
-    Ok((snapshot, local, found))
+    let asked = match parsed {
+        Authority::Address(address) => Some(address.ip()).filter(|asked| *asked != link.local.ip()),
+        Authority::Host { .. } => None,
+    };
+    Ok(Checked { snapshot, local, found, asked })
 }
 
 fn request<'a>(
@@ -221,12 +242,14 @@ fn request<'a>(
 async fn reach(
     world: &Rc<PodWorld>,
     link: &Link,
-    found: &Inbound,
+    head: &RequestHead,
+    checked: &Checked,
     entered: &Entered,
 ) -> Result<Socket, (u16, Failure)> {
-    if let Some(Verdict::Denied(denial)) = entered.admit(&world.shard.published.load()) {
-        return Err((401, Failure::PolicyRejection(denial)));
-    }
+    let trace = head.traceparent.as_deref().and_then(trace_id).unwrap_or_default();
+    let caller = Caller { workload: &checked.local, request: Some((trace, link.source.0)) };
+    decision::admit(&world.shard, entered, caller).map_err(|failure| (401, failure))?;
+    let found = &checked.found;
     let (mut to, mut from) = (found.upstream.0, world.keeps_source.then_some(link.source.ip()));
     if world.shard.settings.localhost_app_tunnel && proxy_target(found).is_some() {
         // The header tells the application who calls, so the connection needn't.
@@ -252,11 +275,13 @@ fn introduction(link: &Link, found: &Inbound) -> Result<Vec<u8>, (u16, Failure)>
 /// What ends the wait for the application early: a policy that changed, or a peer that gave its request up.
 async fn interrupted(stream: &Stream, closer: &Closer) -> Result<Socket, (u16, Failure)> {
     loop {
-        if closer.reason().is_some() {
-            return Err((401, Failure::PolicyChange));
+        if let Some(reason) = closer.reason() {
+            return Err((401, closed(reason)));
         }
-        if let Some(cut) = stream.cut() {
-            return Err((503, Failure::Http2(cut.to_string())));
+        match stream.cut() {
+            Some(Cut::Revoked) => return Err((503, Failure::Revoked)),
+            Some(cut) => return Err((503, Failure::Http2(cut.to_string()))),
+            None => {}
         }
         stream.signal.wait().await;
     }

@@ -3,14 +3,17 @@
 use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::base::net::{Captured, Source};
 use crate::bridge::report::LiveProtocol;
-use crate::mesh::admit::{Verdict, guess_service};
+use crate::mesh::admit::guess_service;
 use crate::mesh::labels::{Reporter, Security};
 use crate::mesh::route::Refuse;
+use crate::mesh::workload::Workload;
 use crate::path::record::{About, Record, Side, deny_early, outcome};
 use crate::shard::closer::Closer;
+use crate::shard::decision::{self, Caller};
 use crate::shard::failure::Failure;
 use crate::shard::pod::{Accepted, PodWorld};
 use crate::shard::socket::{Held, Socket};
@@ -31,14 +34,14 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(S
     let shard = &world.shard;
     let target = original_destination(fd.as_fd()).ok()?;
     let held = Held::new(Socket::new(fd).ok()?);
-    let (record, entered, closer) = match enter(world, source, target).await {
+    let Entrance { record, entered, closer, local } = match enter(world, source, target).await {
         Ok(entered) => entered,
         Err(failure) => {
             deny_early(shard, Direction::Inbound, source.0, target.0, &failure);
             return None;
         }
     };
-    match reach(world, source, target, &entered).await {
+    match reach(world, source, target, &entered, &local).await {
         Ok(server) => {
             let client = held.reached();
             let (meter, buffers) = (record.meter().clone(), shard.buffers.clone());
@@ -52,12 +55,16 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(S
     }
 }
 
+/// A connection that may be put to the policies.
+struct Entrance {
+    record: Record,
+    entered: Entered,
+    closer: Closer,
+    local: Arc<Workload>,
+}
+
 /// Opens the record and enters the table, before any policy is asked.
-async fn enter(
-    world: &Rc<PodWorld>,
-    source: Source,
-    target: Captured,
-) -> Result<(Record, Entered, Closer), Failure> {
+async fn enter(world: &Rc<PodWorld>, source: Source, target: Captured) -> Result<Entrance, Failure> {
     let shard = &world.shard;
     if shard.settings.illegal_ports.contains(&target.port()) {
         return Err(Failure::Refused(Refuse::SelfCall));
@@ -78,7 +85,7 @@ async fn enter(
         },
     );
     let closer = Closer::default();
-    let entered = shard.table.enter(Entry {
+    let entry = Entry {
         pod: world.pod.uid.clone(),
         src: source.0,
         original: Original::Host(None),
@@ -89,10 +96,11 @@ async fn enter(
             source: source.ip(),
             identity: None,
             destination: target.0,
-            workload: local,
+            asked: None,
         })),
-    });
-    Ok((record, entered, closer))
+    };
+    let entered = shard.table.enter_at(&local, &snapshot, entry);
+    Ok(Entrance { record, entered, closer, local })
 }
 
 async fn reach(
@@ -100,10 +108,9 @@ async fn reach(
     source: Source,
     target: Captured,
     entered: &Entered,
+    local: &Workload,
 ) -> Result<Socket, Failure> {
-    if let Some(Verdict::Denied(denial)) = entered.admit(&world.shard.published.load()) {
-        return Err(Failure::PolicyRejection(denial));
-    }
+    decision::admit(&world.shard, entered, Caller { workload: local, request: None })?;
     let from = world.keeps_source.then_some(source.ip());
     world.dial(target.0, from).await.map_err(|error| Failure::Application(error.to_string()))
 }

@@ -122,8 +122,17 @@ pub fn outcome(ending: Ending) -> Result<(), Failure> {
     match ending {
         // A reset is an application's ordinary way to end (reference section 11.3).
         Ending::Finished | Ending::Reset => Ok(()),
-        Ending::Closed(CloseReason::PolicyChange) => Err(Failure::PolicyChange),
-        Ending::Closed(CloseReason::HalfCloseIdle) => Err(Failure::HalfCloseIdle),
+        Ending::Closed(reason) => Err(closed(reason)),
+    }
+}
+
+/// The failure that closing a connection from outside is.
+pub fn closed(reason: CloseReason) -> Failure {
+    match reason {
+        CloseReason::PolicyChange => Failure::PolicyChange,
+        CloseReason::WaypointChange => Failure::WaypointChange,
+        CloseReason::Revoked => Failure::Revoked,
+        CloseReason::HalfCloseIdle => Failure::HalfCloseIdle,
     }
 }
 

@@ -10,8 +10,12 @@ use crate::shard::signal::Signal;
 pub enum CloseReason {
     /// A policy that is in force now doesn't allow it.
     PolicyChange,
+    /// The peer asked for something that this workload is no longer the waypoint of.
+    WaypointChange,
     /// One side finished long ago and the other has been silent since.
     HalfCloseIdle,
+    /// The peer's certificate is on a revocation list.
+    Revoked,
 }
 
 /// Clones share the reason.

@@ -38,8 +38,12 @@ pub enum Failure {
     Application(String),
     #[error("connection closed due to policy change")]
     PolicyChange,
+    #[error("connection closed: this workload is no longer the waypoint of what was asked for")]
+    WaypointChange,
     #[error("connection closed due to policy rejection: {0}")]
     PolicyRejection(Denial),
+    #[error("connection closed: peer certificate revoked by CRL")]
+    Revoked,
     #[error("connection closed due to connection drain")]
     Drained,
     #[error("connection closed: half-closed and idle")]
@@ -94,7 +98,8 @@ impl Failure {
             Self::TlsSetup(_) => Flag::TlsFailure,
             Self::Http2(_) => Flag::Http2Handshake,
             Self::Identity(_) => Flag::Identity,
-            Self::PolicyChange | Self::PolicyRejection(_) => Flag::Deny,
+            Self::PolicyChange | Self::WaypointChange | Self::PolicyRejection(_) => Flag::Deny,
+            Self::Revoked => Flag::CertificateRevoked,
             // The reference drops the connection's task here, and its flag stays unset.
             Self::Drained => Flag::None,
             Self::ConnectDeadline
@@ -122,6 +127,7 @@ impl Failure {
             | Self::ConnectDeadline
             | Self::Io(_)
             | Self::TlsHandshake(_)
+            | Self::Revoked
             | Self::Http2(_) => true,
             Self::Status(Status(status)) => *status >= 500,
             Self::TlsSetup(_)
@@ -130,6 +136,7 @@ impl Failure {
             | Self::Identity(_)
             | Self::Application(_)
             | Self::PolicyChange
+            | Self::WaypointChange
             | Self::PolicyRejection(_)
             | Self::Drained
             | Self::HalfCloseIdle
@@ -156,8 +163,10 @@ impl Failure {
             | Self::Status(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
+            | Self::Revoked
             | Self::Application(_) => Whose::Peer,
             Self::PolicyChange
+            | Self::WaypointChange
             | Self::PolicyRejection(_)
             | Self::LocalWorkload(_)
             | Self::LookUp(_)

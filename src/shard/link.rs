@@ -6,8 +6,11 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustls::CertificateError;
+
 use crate::base::limits;
 use crate::mesh::identity::Identity;
+use crate::mesh::labels::Reporter;
 use crate::shard::failure::Failure;
 use crate::shard::pod::PodWorld;
 use crate::shard::pool::Key;
@@ -17,6 +20,7 @@ use crate::shard::stats::bump;
 use crate::shard::tunnel::{Parts, Tunnel, TunnelEnd};
 use crate::tls::config::Credential;
 use crate::tls::handshake::{Established, Handshake, HandshakeError, Progress};
+use crate::tls::tenure::PeerCertificates;
 use crate::wire::h2::{Connection, Settings};
 
 /// Bytes of a handshake flight read at once.
@@ -64,7 +68,7 @@ pub async fn raise_tunnel(
     let Raising { socket, remote, expected, idle_release } = raising;
     let handshake = Handshake::client(credential, expected);
     let handshake = handshake.map_err(|error| Failure::TlsSetup(error.to_string()))?;
-    let (established, tail) = Box::pin(shake(world, &socket, handshake))
+    let (established, tail) = Box::pin(shake(world, &socket, handshake, Reporter::Source))
         .await
         .map_err(|error| Failure::TlsHandshake(error.to_string()))?;
     let http2 = Connection::client(&settings(world, CLIENT_HEADER_LIST_BYTES), Instant::now());
@@ -95,7 +99,7 @@ pub async fn accept_tunnel(
 ) -> Result<Rc<Tunnel>, Failure> {
     let handshake =
         Handshake::server(credential).map_err(|error| Failure::InboundHandshake(error.to_string()))?;
-    let (established, tail) = Box::pin(shake(world, &socket, handshake))
+    let (established, tail) = Box::pin(shake(world, &socket, handshake, Reporter::Destination))
         .await
         .map_err(|error| Failure::InboundHandshake(error.to_string()))?;
     let http2 = Connection::server(&settings(world, SERVER_HEADER_LIST_BYTES), Instant::now());
@@ -113,18 +117,39 @@ pub(super) enum Shaking {
     Deadline,
 }
 
+impl Shaking {
+    fn is_revocation(&self) -> bool {
+        matches!(self, Self::Tls(HandshakeError::Certificate(CertificateError::Revoked)))
+    }
+}
+
+/// The caller has the tunnel watched before it waits for anything else: lists that come into force during the handshake
+/// are looked at here, later ones find the tunnel among those that are watched.
 async fn shake(
     world: &PodWorld,
     socket: &Socket,
     handshake: Handshake,
+    reporter: Reporter,
 ) -> Result<(Established, Vec<u8>), Shaking> {
-    let engine = &world.shard.stats.engine;
+    let stats = &world.shard.stats;
+    let engine = &stats.engine;
     let outcome = match within(limits::HANDSHAKE_DEADLINE_MS, Box::pin(exchange(socket, handshake))).await {
-        Some(outcome) => outcome,
+        Some(outcome) => outcome.and_then(still_believed),
         None => Err(Shaking::Deadline),
     };
+    if outcome.as_ref().is_err_and(Shaking::is_revocation) {
+        bump(stats.crl_rejections(reporter));
+    }
     bump(if outcome.is_ok() { &engine.tls_handshakes } else { &engine.tls_handshake_failures });
     outcome
+}
+
+fn still_believed(shaken: (Established, Vec<u8>)) -> Result<(Established, Vec<u8>), Shaking> {
+    let peer: &PeerCertificates = &shaken.0.peer;
+    if peer.is_revoked_since() {
+        return Err(HandshakeError::Certificate(CertificateError::Revoked).into());
+    }
+    Ok(shaken)
 }
 
 pub(super) async fn exchange(

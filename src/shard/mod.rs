@@ -3,6 +3,7 @@
 
 pub mod buffers;
 pub mod closer;
+pub mod decision;
 pub mod failure;
 pub mod gate;
 pub mod half_close;
@@ -12,9 +13,11 @@ pub mod meter;
 pub mod nested;
 mod orders;
 mod patience;
+mod peers;
 pub mod pod;
 pub mod pool;
 pub mod ready;
+mod recheck;
 pub mod relay;
 pub mod rt;
 #[expect(clippy::module_inception, reason = "the shard itself; its parts stand beside it")]

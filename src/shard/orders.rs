@@ -13,11 +13,12 @@ use crate::bridge::mailbox::Letterbox;
 use crate::bridge::order::{Ending, Order, Pod};
 use crate::bridge::report::Report;
 use crate::shard::Shard;
+use crate::shard::peers;
 use crate::shard::pod::PodWorld;
 use crate::shard::ready::{Woke, wait};
+use crate::shard::recheck;
 use crate::shard::shard::within;
 use crate::shard::signal::Signal;
-use crate::shard::stats::bump;
 
 /// Takes orders until a drain has been ordered and has ended.
 pub(super) async fn carry_out(shard: &Rc<Shard>, orders: Letterbox<Order>) {
@@ -51,7 +52,13 @@ fn carry_out_one(shard: &Rc<Shard>, order: Order, drained: &Signal) {
         Order::Start(pod) => start(shard, pod),
         Order::Stop { uid, how } => stop(shard, uid, how),
         Order::Look => look(shard),
-        Order::Scrape(answer) => drop(answer.try_send(shard.stats.report(shard.index))),
+        Order::Scrape(answer) => {
+            let mut report = shard.stats.report(shard.index);
+            if shard.revocations.generation() == 0 {
+                report.crl_rejections = Vec::new();
+            }
+            drop(answer.try_send(report));
+        }
         Order::Connections(answer) => drop(answer.try_send(shard.table.report())),
         Order::Drain { grace } => {
             shard.draining.set(true);
@@ -86,25 +93,37 @@ fn stop(shard: &Rc<Shard>, uid: Text, how: Ending) {
     let shard = shard.clone();
     monoio::spawn(async move {
         if let Some(world) = world {
+            shard.leaving.borrow_mut().push(world.clone());
             if let Ending::Graceful(grace) = how {
                 let _ = within(millis(grace), end_gracefully(&world, grace)).await;
             }
             world.end().await;
+            shard.leaving.borrow_mut().retain(|other| !Rc::ptr_eq(other, &world));
         }
         let index = shard.index;
         shard.report(Report::Stopped { uid, shard: index }).await;
     });
 }
 
-/// Wakes whoever waits for the mesh or a certificate, and asks the policies again where they changed.
+/// Wakes whoever waits for the mesh or a certificate, and asks live connections again where that changed something
+/// for them, or where their peers may have been revoked.
 fn look(shard: &Rc<Shard>) {
-    let snapshot = shard.published.load();
+    revoke(shard);
     shard.looked.raise();
-    if shard.seen_policies.replace(snapshot.policy_version()) != snapshot.policy_version() {
-        for _ in 0..shard.table.ask_again(&snapshot) {
-            bump(&shard.stats.engine.policy_closes);
-        }
+    recheck::ask_again(shard);
+}
+
+/// Ends the tunnels, and with them the streams, of peers that new revocation lists name.
+fn revoke(shard: &Rc<Shard>) {
+    let lists = shard.revocations.current();
+    if shard.seen_revocations.replace(lists.generation()) == lists.generation() {
+        return;
     }
+    let (pods, leaving) = (shard.pods.borrow(), shard.leaving.borrow());
+    let tunnels: Vec<_> = pods.values().chain(leaving.iter()).flat_map(|pod| pod.tunnels()).collect();
+    let ended = peers::end_revoked(&tunnels, &lists);
+    let counter = &shard.stats.engine.tunnels_revoked;
+    counter.set(counter.get() + ended);
 }
 
 /// Listeners go to the successor, tunnels take no new streams, and what is open goes on until its end or the grace's.

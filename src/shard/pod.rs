@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use monoio::net::TcpListener;
 
@@ -18,6 +18,7 @@ use crate::shard::Shard;
 use crate::shard::gate::Gate;
 use crate::shard::handover;
 use crate::shard::nested::Nested;
+use crate::shard::peers;
 use crate::shard::pool::{Carries, Pool};
 use crate::shard::ready::give_way;
 use crate::shard::socket::Socket;
@@ -230,12 +231,21 @@ impl PodWorld {
 
     /// Looks after deadlines; called about once a second.
     pub fn tick(&self, now: std::time::Instant) {
+        let (shard, wall) = (&self.shard, SystemTime::now());
         for (tunnel, idle_release) in self.tunnels.borrow().iter() {
+            if idle_release.is_some() && peers::retire(tunnel, &shard.identities, wall) {
+                bump(&shard.stats.engine.tunnels_retired);
+            }
             tunnel.tick(now, *idle_release);
         }
         self.pool.tick();
         self.nested.tick();
         self.spares.tick();
+    }
+
+    /// Every tunnel that is up.
+    pub(super) fn tunnels(&self) -> Vec<Rc<Tunnel>> {
+        self.tunnels.borrow().iter().map(|(tunnel, _)| tunnel.clone()).collect()
     }
 
     /// Stops accepting; what waits in the listeners' queues is served first. Takes at most half of `grace`.

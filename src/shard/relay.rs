@@ -123,7 +123,8 @@ impl StreamRelay {
             // A peer that resets without an error has no more to say and wants no more (RFC 9113 section 8.1).
             Some(Cut::Reset(Code::NO_ERROR)) if !self.stream.has_waiting() => return Some(Ending::Finished),
             Some(Cut::Reset(Code::NO_ERROR)) | None => {}
-            Some(_) => return Some(Ending::Reset),
+            Some(Cut::Revoked) => return Some(Ending::Closed(CloseReason::Revoked)),
+            Some(Cut::Reset(_) | Cut::Lost) => return Some(Ending::Reset),
         }
         let finished = match (pumped == Pumped::Finished, self.stream.drained()) {
             (true, true) => return Some(Ending::Finished),

@@ -25,6 +25,7 @@ use crate::shard::signal::Broadcast;
 use crate::shard::stats::Stats;
 use crate::shard::table::Table;
 use crate::sys::proc::DescriptorRoom;
+use crate::tls::revocation::Revocations;
 
 /// Lines are handed to the writer in chunks of about this size, or after `limits::LINES_WAIT_MS`.
 const LINES_BYTES: usize = 16 * 1024;
@@ -42,6 +43,7 @@ pub struct Seed {
     pub settings: Arc<Settings>,
     pub published: Arc<Published>,
     pub identities: Arc<Identities>,
+    pub revocations: Arc<Revocations>,
     pub absent: Arc<Absent>,
     pub hosts: Arc<Hosts>,
     pub orders: Letterbox<Order>,
@@ -64,10 +66,16 @@ pub struct Shard {
     pub seen: RefCell<Seen>,
     pub ways: Ways,
     pub(super) pods: RefCell<HashMap<Text, Rc<PodWorld>, foldhash::fast::RandomState>>,
+    /// Pods that were told to stop and still have connections.
+    pub(super) leaving: RefCell<Vec<Rc<PodWorld>>>,
     pub(super) reports: Mailbox<Report>,
     /// Raised when the snapshot or an identity changed.
     pub(super) looked: Broadcast,
-    pub(super) seen_policies: Cell<u64>,
+    /// Live connections are being asked again.
+    pub(super) asking: Cell<bool>,
+    pub(super) revocations: Arc<Revocations>,
+    /// The generation of revocation lists that the tunnels were asked by last.
+    pub(super) seen_revocations: Cell<u64>,
     pub(super) draining: Cell<bool>,
     /// When a connection last said that it waits.
     pub(super) wait_told: Cell<Option<Instant>>,
@@ -80,20 +88,24 @@ pub struct Shard {
 
 /// Runs a shard until its drain has ended.
 pub async fn run(seed: Seed) {
+    let table = Rc::new(Table::new(seed.settings.trust_domains.clone()));
     let shard = Rc::new(Shard {
         index: seed.index,
         settings: seed.settings,
         published: seed.published,
         buffers: Rc::default(),
         stats: Rc::default(),
-        table: Rc::default(),
+        table,
         random: RefCell::new(fastrand::Rng::new()),
         descriptors: DescriptorRoom::keeping(limits::RESERVED_DESCRIPTORS),
         ways: seed.ways,
         pods: RefCell::default(),
+        leaving: RefCell::default(),
         reports: seed.reports,
         looked: Broadcast::default(),
-        seen_policies: Cell::new(0),
+        asking: Cell::new(false),
+        revocations: seed.revocations,
+        seen_revocations: Cell::new(0),
         draining: Cell::new(false),
         wait_told: Cell::new(None),
         identities: seed.identities,

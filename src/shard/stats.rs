@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use crate::base::limits;
 use crate::base::text::Text;
-use crate::bridge::report::{ConnectionCounts, ShardStats};
+use crate::bridge::report::{ConnectionCounts, Said, ShardStats, VerdictCount};
 use crate::mesh::labels::{Flag, LabelSet, Labels, Party, Reporter};
+use crate::mesh::policy::Policy;
 
 /// The counters of one label set.
 #[derive(Default)]
@@ -45,6 +46,8 @@ pub struct Engine {
     pub policy_closes: Cell<u64>,
     pub second_tries: Cell<u64>,
     pub ejections: Cell<u64>,
+    pub tunnels_retired: Cell<u64>,
+    pub tunnels_revoked: Cell<u64>,
 }
 
 /// Adds one.
@@ -59,6 +62,10 @@ pub struct Stats {
     on_demand_dns: RefCell<HashMap<(Party, Text), u64, foldhash::fast::RandomState>>,
     sockets_source: Cell<u64>,
     sockets_destination: Cell<u64>,
+    /// By namespace and name of the policy.
+    verdicts: RefCell<HashMap<(Text, Text, Said), u64, foldhash::fast::RandomState>>,
+    crl_rejections_source: Cell<u64>,
+    crl_rejections_destination: Cell<u64>,
     pub engine: Engine,
 }
 
@@ -82,6 +89,19 @@ impl Stats {
         *all.entry(if known { key } else { <_>::default() }).or_default() += 1;
     }
 
+    /// Counts what a policy said, or all of them together.
+    pub fn said(&self, policy: Option<&Policy>, said: Said) {
+        let mut all = self.verdicts.borrow_mut();
+        let name = policy.map(|policy| (policy.namespace.clone(), policy.name.clone()));
+        let (namespace, name) = name
+            .filter(|(namespace, name)| {
+                // Policies come and go, so the number of names has a bound.
+                all.len() < limits::VERDICT_SETS || all.contains_key(&(namespace.clone(), name.clone(), said))
+            })
+            .unwrap_or_default();
+        *all.entry((namespace, name, said)).or_default() += 1;
+    }
+
     /// Counts an accepted socket until the guard is dropped.
     pub fn socket(self: &Rc<Self>, reporter: Reporter) -> OpenSocket {
         let gauge = self.gauge(reporter);
@@ -96,6 +116,14 @@ impl Stats {
         }
     }
 
+    /// Handshakes refused because the peer's certificate is revoked.
+    pub fn crl_rejections(&self, reporter: Reporter) -> &Cell<u64> {
+        match reporter {
+            Reporter::Source => &self.crl_rejections_source,
+            Reporter::Destination => &self.crl_rejections_destination,
+        }
+    }
+
     /// Everything, for one scrape.
     pub fn report(&self, shard: usize) -> ShardStats {
         let by_labels = self.by_labels.borrow();
@@ -106,8 +134,16 @@ impl Stats {
             sent_bytes: counters.sent_bytes.get(),
             closed: counters.closed.borrow().clone(),
         });
+        let verdicts = self.verdicts.borrow();
+        let verdicts = verdicts.iter().map(|((namespace, name, said), count)| VerdictCount {
+            namespace: namespace.clone(),
+            name: name.clone(),
+            said: *said,
+            count: *count,
+        });
         let engine = &self.engine;
         ShardStats {
+            verdicts: verdicts.collect(),
             shard,
             connections: connections.collect(),
             on_demand_dns: self
@@ -119,6 +155,10 @@ impl Stats {
             sockets_open: vec![
                 (Reporter::Source, self.sockets_source.get()),
                 (Reporter::Destination, self.sockets_destination.get()),
+            ],
+            crl_rejections: vec![
+                (Reporter::Source, self.crl_rejections_source.get()),
+                (Reporter::Destination, self.crl_rejections_destination.get()),
             ],
             engine: vec![
                 (
@@ -149,7 +189,21 @@ impl Stats {
                     "Endpoints left out for a while after they could not be reached",
                     engine.ejections.get(),
                 ),
-                ("policy_closes", "Live connections closed by a policy change", engine.policy_closes.get()),
+                (
+                    "policy_closes",
+                    "Live connections closed because the mesh no longer allows them",
+                    engine.policy_closes.get(),
+                ),
+                (
+                    "tunnels_retired",
+                    "Tunnels that take no new streams since their own identity, roots or certificate changed",
+                    engine.tunnels_retired.get(),
+                ),
+                (
+                    "tunnels_revoked",
+                    "Tunnels closed because a new revocation list names their peer",
+                    engine.tunnels_revoked.get(),
+                ),
             ],
         }
     }

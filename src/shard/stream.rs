@@ -45,6 +45,9 @@ pub enum Cut {
     /// Its tunnel ended under it.
     #[error("stream lost with its tunnel")]
     Lost,
+    /// Its tunnel's peer may not be talked to any more.
+    #[error("peer certificate revoked by CRL")]
+    Revoked,
 }
 
 impl Cut {

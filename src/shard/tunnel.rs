@@ -20,18 +20,21 @@ use crate::shard::stats::{Stats, bump};
 use crate::shard::stream::{Answer, Cut, Stream};
 pub use crate::shard::tunnel_state::TunnelEnd;
 use crate::shard::tunnel_state::{Read, State};
-use crate::tls::handshake::{Established, PeerCertificates};
+use crate::tls::handshake::Established;
 use crate::tls::record::{ContentType, HEADER_BYTES, TRAILER_BYTES};
+use crate::tls::tenure::{PeerCertificates, Tenure};
 use crate::wire::h2::{self, CannotOpen, Code, ConnectHead, Event, RequestHead, StreamId};
 
 /// Parts of one write to an application: a full read holds this many records.
-const BATCH_PARTS: usize = 17;
+const BATCH_PARTS: usize = limits::RECORDS_A_TURN + 1;
 /// Bytes read in a row before other tasks of the shard get their turn.
 const TURN_BYTES: usize = 1 << 20;
 
 /// A tunnel that is up.
 pub struct Tunnel {
     pub peer: PeerCertificates,
+    /// Of our own side.
+    pub tenure: Tenure,
     pub local: SocketAddr,
     pub remote: SocketAddr,
     socket: Socket,
@@ -55,10 +58,11 @@ pub struct Parts {
 
 impl Tunnel {
     pub fn new(parts: Parts, buffers: Rc<Buffers>, stats: Rc<Stats>) -> Rc<Self> {
-        let Established { seal, open, peer } = parts.established;
+        let Established { seal, open, peer, tenure } = parts.established;
         let state = State::new(seal, open, parts.http2, parts.tail);
         Rc::new(Self {
             peer,
+            tenure,
             local: parts.local,
             remote: parts.remote,
             socket: parts.socket,
@@ -214,6 +218,18 @@ impl Tunnel {
     pub fn drain(&self) {
         self.state.borrow_mut().http2.goaway();
         self.work.raise();
+    }
+
+    /// Ends the tunnel and all its streams because its peer's certificate is revoked. False where it had ended before.
+    pub fn end_revoked(&self) -> bool {
+        let mut state = self.state.borrow_mut();
+        if state.end.is_some() {
+            return false;
+        }
+        state.http2.abort(Code::NO_ERROR);
+        state.fail(TunnelEnd::Revoked);
+        self.work.raise();
+        true
     }
 
     /// Looks after deadlines; called about once a second.
@@ -391,10 +407,11 @@ impl Tunnel {
             streams.retain(|id, _| state.http2.is_open(*id));
             streams
         };
+        let cut = if *end == TunnelEnd::Revoked { Cut::Revoked } else { Cut::Lost };
         for stream in streams.into_values() {
-            stream.on_cut(Cut::Lost);
+            stream.on_cut(cut);
         }
-        if *end == TunnelEnd::PeerClosed || *end == TunnelEnd::Finished {
+        if matches!(end, TunnelEnd::PeerClosed | TunnelEnd::Finished | TunnelEnd::Revoked) {
             self.socket.finish();
             within(limits::LINGER_MS, self.until_peer_finished()).await;
         } else {

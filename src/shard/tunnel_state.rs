@@ -35,6 +35,8 @@ pub enum TunnelEnd {
     NoSettings,
     #[error("pool draining")]
     Finished,
+    #[error("peer certificate revoked by CRL")]
+    Revoked,
 }
 
 /// Everything that a tunnel is, but its socket.

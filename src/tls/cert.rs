@@ -190,6 +190,38 @@ impl Authority {
     }
 }
 
+/// What a test revokes with.
+#[cfg(test)]
+impl Authority {
+    /// A list that names these leaves (the first certificate of each PEM), PEM; its next one is due then.
+    pub fn revocation_list(&self, leaves: &[&str], next_update: time::OffsetDateTime) -> String {
+        let entry = |pem: &&str| {
+            let der = pem::parse(pem).unwrap();
+            let (_, leaf) = X509Certificate::from_der(der.contents()).unwrap();
+            rcgen::RevokedCertParams {
+                serial_number: rcgen::SerialNumber::from_slice(leaf.raw_serial()),
+                revocation_time: next_update - time::Duration::WEEK,
+                reason_code: None,
+                invalidity_date: None,
+            }
+        };
+        let params = rcgen::CertificateRevocationListParams {
+            this_update: next_update - time::Duration::WEEK,
+            next_update,
+            crl_number: rcgen::SerialNumber::from(7),
+            issuing_distribution_point: None,
+            revoked_certs: leaves.iter().map(entry).collect(),
+            key_identifier_method: rcgen::KeyIdMethod::Sha256,
+        };
+        params.signed_by(&self.issuer).unwrap().pem().unwrap()
+    }
+
+    /// The same with the next one due tomorrow.
+    pub fn revoke(&self, leaves: &[&str]) -> String {
+        self.revocation_list(leaves, time::OffsetDateTime::now_utc() + time::Duration::DAY)
+    }
+}
+
 fn span(ttl: Duration) -> (time::OffsetDateTime, time::OffsetDateTime) {
     let now = SystemTime::now();
     ((now - BACKDATE).into(), (now + ttl).into())

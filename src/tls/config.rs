@@ -11,9 +11,11 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::NoServerSessionStorage;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use crate::mesh::identity::Identity;
+use crate::mesh::identity::{Identity, TrustDomains};
 use crate::tls::aead::Library;
 use crate::tls::cert::{CertificateInfo, CertificateUnreadable};
+use crate::tls::revocation::Revocations;
+use crate::tls::tenure::{RootSet, Tenure};
 use crate::tls::verify::{ExpectedPeer, OwnTrustDomain, Trust};
 
 /// The one protocol spoken inside: HBONE is HTTP/2.
@@ -27,16 +29,22 @@ pub struct Credential {
     not_before: SystemTime,
     not_after: SystemTime,
     records: Library,
-    trust: Arc<Trust>,
+    pub(in crate::tls) ders: Vec<CertificateDer<'static>>,
+    root_set: RootSet,
+    pub(in crate::tls) trust: Arc<Trust>,
     client: ClientConfig,
     server: ServerConfig,
 }
 
 /// What holds for every handshake of the process.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Profile {
     pub exchange: Exchange,
     pub records: Library,
+    /// The names of our own trust domain.
+    pub domains: TrustDomains,
+    /// Whom no handshake may accept any more.
+    pub revocations: Arc<Revocations>,
 }
 
 /// Key exchange groups (reference section 13.1).
@@ -45,6 +53,8 @@ pub enum Exchange {
     /// X25519 first, then P-256, P-384 and the hybrid X25519MLKEM768.
     #[default]
     Default,
+    /// `RINGWAY_HYBRID_KEY_EXCHANGE`: the hybrid first, the others after it for peers that don't know it.
+    Hybrid,
     /// `COMPLIANCE_POLICY=pqc`: X25519MLKEM768 and nothing else.
     PostQuantumOnly,
 }
@@ -86,6 +96,7 @@ impl Credential {
         if roots.is_empty() {
             return Err(CredentialError::NoRoots);
         }
+        let root_set = RootSet::of(&roots);
         let mut store = RootCertStore::empty();
         for root in roots {
             store.add(root).map_err(CredentialError::Root)?;
@@ -93,9 +104,10 @@ impl Credential {
         let key = PrivateKeyDer::from_pem_slice(key_pem)
             .map_err(|error| CredentialError::Pem { what: "private key", error })?;
         let provider = Arc::new(provider(profile.exchange));
-        let trust = Arc::new(Trust::new(store, provider.signature_verification_algorithms));
+        let algorithms = provider.signature_verification_algorithms;
+        let trust = Arc::new(Trust::new(store, algorithms, profile.revocations, profile.domains));
         let client = client_config(&provider, &trust, chain.clone(), key.clone_key())?;
-        let server = server_config(&provider, &trust, &identity, chain, key)?;
+        let server = server_config(&provider, &trust, &identity, chain.clone(), key)?;
         Ok(Self {
             identity,
             chain: chain_info,
@@ -103,6 +115,8 @@ impl Credential {
             not_before,
             not_after,
             records: profile.records,
+            ders: chain,
+            root_set,
             trust,
             client,
             server,
@@ -132,6 +146,11 @@ impl Credential {
         &self.roots
     }
 
+    /// How long connections that were made with this credential may take new work.
+    pub fn tenure(&self) -> Tenure {
+        Tenure { identity: self.identity.clone(), ends: self.not_after, roots: self.root_set }
+    }
+
     pub(in crate::tls) fn records(&self) -> Library {
         self.records
     }
@@ -159,6 +178,12 @@ pub fn provider(exchange: Exchange) -> CryptoProvider {
             aws_lc_rs::kx_group::SECP256R1,
             aws_lc_rs::kx_group::SECP384R1,
             aws_lc_rs::kx_group::X25519MLKEM768,
+        ],
+        Exchange::Hybrid => vec![
+            aws_lc_rs::kx_group::X25519MLKEM768,
+            aws_lc_rs::kx_group::X25519,
+            aws_lc_rs::kx_group::SECP256R1,
+            aws_lc_rs::kx_group::SECP384R1,
         ],
         Exchange::PostQuantumOnly => vec![aws_lc_rs::kx_group::X25519MLKEM768],
     };
@@ -279,6 +304,7 @@ mod tests {
         let names =
             |exchange| provider(exchange).kx_groups.iter().map(|group| group.name()).collect::<Vec<_>>();
         assert_eq!(names(Exchange::Default), [X25519, secp256r1, secp384r1, X25519MLKEM768]);
+        assert_eq!(names(Exchange::Hybrid), [X25519MLKEM768, X25519, secp256r1, secp384r1]);
         assert_eq!(names(Exchange::PostQuantumOnly), [X25519MLKEM768]);
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use rustls::client::UnbufferedClientConnection;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::ServerName;
 use rustls::server::UnbufferedServerConnection;
 use rustls::unbuffered::{ConnectionState, EncodeError, UnbufferedStatus};
 use rustls::{AlertDescription, CertificateError, CipherSuite, CommonState, ConnectionTrafficSecrets};
@@ -17,8 +17,9 @@ use crate::tls::aead::Library;
 use crate::tls::config::{ALPN_H2, Credential};
 use crate::tls::keyschedule::{Direction, Suite};
 use crate::tls::record::{HEADER_BYTES, Opener, Reading, Sealer};
+use crate::tls::tenure::{Checked, PeerCertificates, Tenure};
 use crate::tls::upkeep::Pending;
-use crate::tls::verify::{self, IdentityError};
+use crate::tls::verify::{self, IdentityError, Part};
 
 /// A handshake under way, either role.
 pub struct Handshake {
@@ -26,6 +27,8 @@ pub struct Handshake {
     side: Option<Side>,
     secrets: Arc<Secrets>,
     records: Library,
+    checked: Checked,
+    tenure: Tenure,
     /// Bytes at the front of `incoming` that rustls has seen and still needs.
     shown: usize,
     seen_in_all: usize,
@@ -44,15 +47,8 @@ pub struct Established {
     pub seal: Sealer,
     pub open: Opener,
     pub peer: PeerCertificates,
-}
-
-/// The peer's verified chain.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct PeerCertificates {
-    /// The first URI SAN of the leaf that is an Istio identity.
-    pub identity: Option<Identity>,
-    /// As presented, leaf first.
-    pub chain: Vec<CertificateDer<'static>>,
+    /// Of our own side.
+    pub tenure: Tenure,
 }
 
 /// Why there is no connection.
@@ -125,7 +121,7 @@ impl Handshake {
         let nameless = ServerName::from(std::net::IpAddr::from([0, 0, 0, 0]));
         let connection =
             UnbufferedClientConnection::new(Arc::new(config), nameless).map_err(HandshakeError::Setup)?;
-        Ok(Self::new(Side::Client(connection), secrets, credential.records()))
+        Ok(Self::new(Side::Client(connection), secrets, credential))
     }
 
     /// The accepting side: a certificate of our own trust domain is demanded.
@@ -134,11 +130,21 @@ impl Handshake {
         let mut config = credential.server();
         config.key_log = secrets.clone();
         let connection = UnbufferedServerConnection::new(Arc::new(config)).map_err(HandshakeError::Setup)?;
-        Ok(Self::new(Side::Server(connection), secrets, credential.records()))
+        Ok(Self::new(Side::Server(connection), secrets, credential))
     }
 
-    fn new(side: Side, secrets: Arc<Secrets>, records: Library) -> Self {
-        Self { side: Some(side), secrets, records, shown: 0, seen_in_all: 0 }
+    fn new(side: Side, secrets: Arc<Secrets>, credential: &Credential) -> Self {
+        let part = if matches!(side, Side::Client(_)) { Part::Server } else { Part::Client };
+        Self {
+            side: Some(side),
+            secrets,
+            records: credential.records(),
+            // Before the peer is checked: lists that come in between are then newer than these.
+            checked: Checked::now(&credential.trust, part),
+            tenure: credential.tenure(),
+            shown: 0,
+            seen_in_all: 0,
+        }
     }
 
     /// Consumes from the front of `incoming` and appends to `outgoing`. Only append to `incoming` between calls: its
@@ -210,8 +216,8 @@ impl Handshake {
             return Err(HandshakeError::NotH2(alpn.map(|name| name.escape_ascii().to_string())));
         }
         let Some(leaf) = chain.first() else { return Err(HandshakeError::NoCertificate) };
-        let peer = PeerCertificates { identity: verify::identity(leaf), chain };
-        Ok(Established { seal, open, peer })
+        let peer = PeerCertificates::new(verify::identity(leaf), chain, self.checked.clone());
+        Ok(Established { seal, open, peer, tenure: self.tenure.clone() })
     }
 }
 

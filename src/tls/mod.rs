@@ -7,6 +7,8 @@ pub mod csr;
 pub mod handshake;
 pub mod keyschedule;
 pub mod record;
+pub mod revocation;
+pub mod tenure;
 pub mod upkeep;
 pub mod verify;
 

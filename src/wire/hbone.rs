@@ -153,6 +153,17 @@ pub fn traceparent(random: &mut fastrand::Rng) -> String {
     format!("00-{trace:032x}-{parent:016x}-00")
 }
 
+/// The trace identifier of a `traceparent`: 55 bytes, of which the first four parts between dashes are hexadecimal
+/// (reference section 7.1).
+pub fn trace_id(traceparent: &[u8]) -> Option<&str> {
+    let text = std::str::from_utf8(traceparent).ok().filter(|text| text.len() == 55)?;
+    let mut parts = text.split('-');
+    let mut next =
+        || parts.next().filter(|part| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let (_version, trace, _parent, _flags) = (next()?, next()?, next()?, next()?);
+    Some(trace)
+}
+
 /// What the fuzzer runs: any text as an authority; what parses must print back to the same.
 #[doc(hidden)]
 pub fn fuzz_authority(data: &[u8]) {
@@ -275,6 +286,17 @@ mod tests {
         let parts: Vec<_> = one.split('-').map(str::len).collect();
         assert_eq!(parts, [2, 32, 16, 2], "{one}");
         assert!(one.bytes().all(|byte| byte == b'-' || byte.is_ascii_hexdigit()), "{one}");
+    }
+
+    #[test]
+    fn trace_ids_are_read_where_they_are_well_formed() {
+        let fresh = traceparent(&mut fastrand::Rng::with_seed(1));
+        assert_eq!(trace_id(fresh.as_bytes()), fresh.split('-').nth(1));
+        // The second is the one that ends a whole connection in the reference.
+        let wrong = [format!("{fresh}-00"), format!("00-{}", "0".repeat(52)), fresh.replace('-', "g")];
+        for wrong in wrong.iter().map(String::as_bytes).chain([&b""[..], &[0xff; 55]]) {
+            assert_eq!(trace_id(wrong), None, "{wrong:?}");
+        }
     }
 
     const NEARLY_RIGHT: &str =

@@ -10,8 +10,10 @@ use h2::client::SendRequest;
 use h2::{RecvStream, SendStream};
 use ringway::demo::topology::Pod;
 use ringway::tls::cert::Authority;
+use rustls::client::ResolvesClientCert;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
+use rustls::sign::CertifiedKey;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -22,6 +24,8 @@ use tokio_rustls::client::TlsStream;
 use crate::world::STEP;
 
 pub const HBONE_PORT: u16 = 15008;
+/// How an HTTP/2 client begins, with settings that say nothing (RFC 9113 section 3.4).
+pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00";
 
 /// How the peer shows itself in the handshake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -91,13 +95,6 @@ impl HbonePeer {
         version: &'static rustls::SupportedProtocolVersion,
         protocol: &[u8],
     ) -> Self {
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let algorithms = provider.signature_verification_algorithms;
-        let builder = rustls::ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[version])
-            .expect("a protocol version")
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(AnyServer(algorithms)));
         let papers = match card {
             Card::Mesh => Some(papers(authority, identity)),
             Card::Foreign => {
@@ -105,10 +102,28 @@ impl HbonePeer {
             }
             Card::None => None,
         };
+        Self::with_papers(pod, papers.as_ref(), version, protocol)
+    }
+
+    /// Any papers at all, also a chain with another's key.
+    pub fn with_papers(
+        pod: &Pod,
+        papers: Option<&Papers>,
+        version: &'static rustls::SupportedProtocolVersion,
+        protocol: &[u8],
+    ) -> Self {
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let algorithms = provider.signature_verification_algorithms;
+        let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[version])
+            .expect("a protocol version")
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(AnyServer(algorithms)));
         let mut config = match papers {
             Some(papers) => {
                 let (chain, key) = papers.parsed();
-                builder.with_client_auth_cert(chain, key).expect("client papers")
+                let key = provider.key_provider.load_private_key(key).expect("a key to sign with");
+                builder.with_client_cert_resolver(Arc::new(Shown(Arc::new(CertifiedKey::new(chain, key)))))
             }
             None => builder.with_no_client_auth(),
         };
@@ -120,11 +135,15 @@ impl HbonePeer {
 
     /// TLS only; what is said inside is up to the caller.
     pub async fn handshake(&self, to: SocketAddr) -> std::io::Result<TlsStream<TcpStream>> {
-        let stream = self.pod.space.connect(to, STEP)?;
+        self.shake(self.pod.space.connect(to, STEP)?).await
+    }
+
+    /// As `handshake`, on a connection that is up already.
+    pub async fn shake(&self, stream: std::net::TcpStream) -> std::io::Result<TlsStream<TcpStream>> {
         stream.set_nonblocking(true)?;
         stream.set_nodelay(true)?;
+        let name = ServerName::IpAddress(stream.peer_addr()?.ip().into());
         let stream = TcpStream::from_std(stream)?;
-        let name = ServerName::IpAddress(to.ip().into());
         let handshake = TlsConnector::from(self.config.clone()).connect(name, stream);
         tokio::time::timeout(STEP, handshake).await.map_err(std::io::Error::other)?
     }
@@ -145,12 +164,33 @@ impl HbonePeer {
         connect(&mut self.open(to).await, authority, &[]).await
     }
 
+    /// Opens stream 1 with this header block (RFC 7541) and gives the first byte of the answer's: an indexed status
+    /// such as 0x88 for 200. None where the stream or the connection is ended instead.
+    pub async fn first_answer(&self, to: SocketAddr, block: &[u8]) -> Option<u8> {
+        let mut tls = self.handshake(to).await.expect("a TLS handshake");
+        let length = u8::try_from(block.len()).expect("a short block");
+        let head = [0, 0, length, 1, 4, 0, 0, 0, 1];
+        tls.write_all(&[PREFACE, &head[..], block].concat()).await.expect("a request");
+        loop {
+            let mut head = [0; 9];
+            let read =
+                tokio::time::timeout(STEP, tls.read_exact(&mut head)).await.expect("an answer in time");
+            read.ok()?;
+            let mut payload = vec![0; usize::from(head[2]) + (usize::from(head[1]) << 8)];
+            tls.read_exact(&mut payload).await.ok()?;
+            match (head[3], head[8]) {
+                // Behind any update of the table's size (RFC 7541 section 6.3).
+                (1, 1) => return payload.into_iter().find(|byte| byte & 0xe0 != 0x20),
+                (3, 1) | (7, _) => return None,
+                _ => {}
+            }
+        }
+    }
+
     /// The first SETTINGS frame that the other side sends: (identifier, value) in its order.
     pub async fn settings(&self, to: SocketAddr) -> Vec<(u16, u32)> {
         let mut tls = self.handshake(to).await.expect("a TLS handshake");
-        tls.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00")
-            .await
-            .expect("a preface");
+        tls.write_all(PREFACE).await.expect("a preface");
         let mut head = [0; 9];
         tls.read_exact(&mut head).await.expect("a frame");
         assert_eq!(head[3], 4, "the first frame is no SETTINGS: {head:?}");
@@ -206,6 +246,20 @@ impl Answer {
             heard.extend_from_slice(&data);
         }
         heard
+    }
+}
+
+/// Shows the same papers to every server, fitting or not.
+#[derive(Debug)]
+struct Shown(Arc<CertifiedKey>);
+
+impl ResolvesClientCert for Shown {
+    fn resolve(&self, _: &[&[u8]], _: &[rustls::SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.clone())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
     }
 }
 

@@ -17,7 +17,7 @@ use ringway::demo::topology::Pod;
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
-use crate::hbone::{HBONE_PORT, papers};
+use crate::hbone::{HBONE_PORT, Papers, papers};
 
 /// One CONNECT: its number, counted from 0 over all tunnels; what it sends; how to answer it.
 pub struct Call {
@@ -51,16 +51,27 @@ impl HboneServer {
         identity: &str,
         answer: impl Fn(Call) -> Answering + Send + 'static,
     ) -> Self {
-        let (chain, key) = papers(authority, identity).parsed();
+        Self::with_papers(pod, &papers(authority, identity), &rustls::version::TLS13, b"h2", answer)
+    }
+
+    /// As whoever these papers say.
+    pub fn with_papers(
+        pod: &Pod,
+        papers: &Papers,
+        version: &'static rustls::SupportedProtocolVersion,
+        protocol: &[u8],
+        answer: impl Fn(Call) -> Answering + Send + 'static,
+    ) -> Self {
+        let (chain, key) = papers.parsed();
         let mut config = rustls::ServerConfig::builder_with_provider(Arc::new(
             rustls::crypto::aws_lc_rs::default_provider(),
         ))
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .expect("TLS 1.3")
+        .with_protocol_versions(&[version])
+        .expect("a protocol version")
         .with_no_client_auth()
         .with_single_cert(chain, key)
         .expect("the server's papers");
-        config.alpn_protocols = vec![b"h2".to_vec()];
+        config.alpn_protocols = vec![protocol.to_vec()];
         let at = SocketAddr::new(pod.v4.into(), HBONE_PORT);
         let listener = pod.space.listen(at).expect("port 15008 of the pod");
         listener.set_nonblocking(true).expect("a listener");

@@ -32,6 +32,11 @@ impl IstioWorld {
 
     /// istiod, pods and agents, no proxies yet. `arguments` are istiod's, `environment` the proxies'.
     pub fn build(arguments: &[&str], environment: &[(&str, &str)]) -> Self {
+        Self::build_with(arguments, &[], environment)
+    }
+
+    /// As `build`, with istio's own settings for istiod.
+    pub fn build_with(arguments: &[&str], settings: &[(&str, &str)], environment: &[(&str, &str)]) -> Self {
         let turn = Turn::take();
         let mut variables = vec![("POOL_UNUSED_RELEASE_TIMEOUT".to_owned(), "2s".to_owned())];
         variables.extend(owned(environment));
@@ -54,7 +59,7 @@ impl IstioWorld {
             listen: SocketAddr::from((ISTIOD, 15_012)),
             objects: &objects.join("---\n"),
             arguments,
-            environment: &[],
+            environment: settings,
         });
         let tokens = istiod.token_file("ztunnel-").to_string_lossy().into_owned();
         cluster.control_plane = Some(ControlPlane {

@@ -11,7 +11,9 @@
 #![allow(clippy::indexing_slicing, clippy::print_stderr, reason = "test support")]
 
 pub mod baseline;
+pub mod dials;
 pub mod envoy;
+pub mod forge;
 pub mod hbone;
 pub mod hbone_server;
 pub mod istio_world;
@@ -21,6 +23,7 @@ pub mod seccomp;
 pub mod serve;
 pub mod sockets;
 pub mod standin_world;
+pub mod verdicts;
 pub mod world;
 
 use std::time::{Duration, Instant};

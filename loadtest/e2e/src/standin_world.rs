@@ -58,6 +58,10 @@ impl StandinWorld {
     pub fn near(&self) -> &NodeProxy {
         self.cluster.proxy(1).expect("the proxy of node 1")
     }
+
+    pub fn far(&self) -> &NodeProxy {
+        self.cluster.proxy(2).expect("the proxy of node 2")
+    }
 }
 
 impl Drop for StandinWorld {

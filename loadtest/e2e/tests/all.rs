@@ -5,6 +5,8 @@
 
 #[path = "all/ahead.rs"]
 mod ahead;
+#[path = "all/certificates.rs"]
+mod certificates;
 #[path = "all/close.rs"]
 mod close;
 #[path = "all/envoy.rs"]
@@ -15,6 +17,8 @@ mod gateway;
 mod hostile;
 #[path = "all/istio.rs"]
 mod istio;
+#[path = "all/istio_policy.rs"]
+mod istio_policy;
 #[path = "all/istiod_peer.rs"]
 mod istiod_peer;
 #[path = "all/kernel.rs"]
@@ -29,12 +33,18 @@ mod pods;
 mod policy;
 #[path = "all/programs.rs"]
 mod programs;
+#[path = "all/reach.rs"]
+mod reach;
 #[path = "all/refuse.rs"]
 mod refuse;
 #[path = "all/retry.rs"]
 mod retry;
+#[path = "all/revoke.rs"]
+mod revoke;
 #[path = "all/stall.rs"]
 mod stall;
+#[path = "all/storm.rs"]
+mod storm;
 #[path = "all/upgrade.rs"]
 mod upgrade;
 #[path = "all/volume.rs"]

@@ -114,7 +114,7 @@ impl Inner {
             metadata: self.impersonates.then(|| impersonated(identity)),
         };
         let answer = self.ask(request).await?;
-        Ok(chain::credential(identity, &answer, &key_pem, self.profile, self.impersonates)?)
+        Ok(chain::credential(identity, &answer, &key_pem, self.profile.clone(), self.impersonates)?)
     }
 
     /// Once more on a new connection where the one that was there had died unnoticed.

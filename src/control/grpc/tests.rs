@@ -256,6 +256,8 @@ async fn tls12_needs_its_switch_and_the_policy_its_group() {
     has(&refusal(&target(wish.clone())).await, &[&old.address.to_string(), "TLS12_ENABLED=true"]);
     wish.protection.tls12 = true;
     assert!(call(&target(wish.clone())).await.is_ok());
+    wish.protection.exchange = Exchange::Hybrid;
+    assert!(call(&target(wish.clone())).await.is_ok(), "preferring the hybrid excludes nobody");
     wish.protection.exchange = Exchange::PostQuantumOnly;
     has(&refusal(&target(wish.clone())).await, &["tls handshake error"]);
     let both = server(NEW, Exchange::Default).await;

@@ -121,9 +121,9 @@ pub(super) fn client_config(
     Ok(config)
 }
 
-/// The hybrid key exchange exists in TLS 1.3 only.
+/// The hybrid key exchange exists in TLS 1.3 only, so who insists on it can't have TLS 1.2.
 fn allows_tls12(protection: Protection) -> bool {
-    protection.tls12 && protection.exchange == Exchange::Default
+    protection.tls12 && protection.exchange != Exchange::PostQuantumOnly
 }
 
 fn control_plane_provider(protection: Protection) -> CryptoProvider {

@@ -110,6 +110,11 @@ impl Intake {
                 authorization(resource.value, &mut self.memory.shared.texts).map(|(policy, problems)| {
                     for problem in problems {
                         warn!("a match of a policy can't be read, it denies: {name}: {problem}");
+                        self.ledger
+                            .object(name, format!("taken, and denies where it can't be read: {problem}"));
+                    }
+                    if let Some(remark) = policy.remark() {
+                        warn!("policy {name}: {remark}");
                     }
                     Change::Policy { key: name.into(), policy: Arc::new(policy) }
                 })

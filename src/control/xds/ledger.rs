@@ -134,6 +134,8 @@ struct Arriving {
     accepted: Vec<(Text, Version)>,
     changes: Vec<Change>,
     refused: Vec<Refused>,
+    /// Used, but not all of it was understood.
+    objected: Vec<Refused>,
     /// Pending names that were met.
     met: Vec<Text>,
 }
@@ -248,6 +250,11 @@ impl Ledger {
         self.arriving.refused.push(Refused { name: name.to_owned(), reason });
     }
 
+    /// A resource of the response under way is used, but not all of it was understood: the control plane is told.
+    pub fn object(&mut self, name: &str, reason: String) {
+        self.arriving.objected.push(Refused { name: name.to_owned(), reason });
+    }
+
     /// The stream is over: the response under way will never be whole, nor will the state that it belonged to.
     pub fn end(&mut self) {
         self.arriving = Arriving::default();
@@ -278,7 +285,8 @@ impl Ledger {
             step.changes = arrived.changes;
             self.account_mut(kind).take(kind, arrived.accepted, &head.removed, now, &mut step);
         }
-        let refusal = (!step.refused.is_empty()).then(|| Status { code: 0, message: told(&step.refused) });
+        let told = told(step.refused.iter().chain(&arrived.objected));
+        let refusal = (!told.is_empty()).then_some(Status { code: 0, message: told });
         step.answer = DeltaDiscoveryRequest {
             type_url: head.type_url,
             response_nonce: head.nonce,
@@ -486,19 +494,21 @@ fn stray(kind: Kind, response: &str) -> String {
     format!("a resource of type {} in a response of type {response}", kind.type_url())
 }
 
-/// `name: reason; name: reason`, bounded: a control plane logs it.
-fn told(refused: &[Refused]) -> String {
-    let mut text = String::new();
-    for (count, Refused { name, reason }) in refused.iter().enumerate() {
-        let one = format!("{}{name}: {reason}", if count == 0 { "" } else { "; " });
-        if text.len() + one.len() > NACK_BYTES {
-            if text.is_empty() {
-                text.push_str(beginning(&one, NACK_BYTES));
-            }
-            text.push_str(&format!("; {} more", refused.len() - count.max(1)));
-            break;
+/// `name: reason; name: reason`, bounded: a control plane logs it. Empty where there is nothing to tell.
+fn told<'a>(refused: impl Iterator<Item = &'a Refused>) -> String {
+    let (mut text, mut left_out) = (String::new(), 0);
+    for Refused { name, reason } in refused {
+        let one = format!("{}{name}: {reason}", if text.is_empty() { "" } else { "; " });
+        if text.is_empty() {
+            text.push_str(beginning(&one, NACK_BYTES));
+        } else if left_out == 0 && text.len() + one.len() <= NACK_BYTES {
+            text.push_str(&one);
+        } else {
+            left_out += 1;
         }
-        text.push_str(&one);
+    }
+    if left_out > 0 {
+        text.push_str(&format!("; {left_out} more"));
     }
     text
 }

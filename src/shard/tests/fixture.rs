@@ -206,11 +206,25 @@ impl Pair {
         Box::pin(Self::with(&settings(), &settings())).await
     }
 
+    /// A tunnel between these two, a client and `server`.
+    pub async fn between(client: &Credential, server: &Credential) -> Self {
+        Box::pin(Self::made(&settings(), &settings(), client, server)).await
+    }
+
     pub async fn with(client: &Settings, server: &Settings) -> Self {
+        let (client_credential, server_credential) = credentials();
+        Box::pin(Self::made(client, server, client_credential, server_credential)).await
+    }
+
+    async fn made(
+        client: &Settings,
+        server: &Settings,
+        client_credential: &Credential,
+        server_credential: &Credential,
+    ) -> Self {
         let (client_socket, server_socket) = connected(None);
         let wire = server_socket.fd().try_clone_to_owned().unwrap();
         let buffers = Rc::<Buffers>::default();
-        let (client_credential, server_credential) = credentials();
         let http2 = Connection::server(server, Instant::now());
         let handshake = Handshake::server(server_credential).unwrap();
         let shaking = monoio::spawn(assemble(server_socket, handshake, http2, buffers.clone()));

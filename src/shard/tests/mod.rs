@@ -3,6 +3,7 @@
 mod fixture;
 mod gate;
 mod nested;
+mod peers;
 mod pool;
 mod relay;
 mod splice;

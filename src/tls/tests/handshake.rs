@@ -52,7 +52,7 @@ fn the_default_is_x25519_without_a_name_and_the_hybrid_only_where_asked_for() {
         for (profile, group) in
             [(Profile::default(), NamedGroup::X25519), (hybrid, NamedGroup::X25519MLKEM768)]
         {
-            let ours = authority.credential(&id(API), HOUR, profile).unwrap();
+            let ours = authority.credential(&id(API), HOUR, profile.clone()).unwrap();
             let mut theirs = Peer::new(issued.clone()).server();
             let (done, _) = shake(Handshake::client(&ours, expect(&[API])).unwrap(), &mut theirs, rng);
             assert!(done.is_ok());
@@ -66,6 +66,36 @@ fn the_default_is_x25519_without_a_name_and_the_hybrid_only_where_asked_for() {
             assert_eq!(theirs.negotiated_key_exchange_group().unwrap().name(), group);
         }
     });
+}
+
+/// What the preference for the hybrid comes to with peers that know it, don't, and insist on it; in either role.
+#[test]
+fn the_hybrid_is_preferred_without_excluding_anybody() {
+    use Exchange::{Default, Hybrid, PostQuantumOnly};
+    let authority = authority();
+    let issued = authority.issue(&id(API), HOUR).unwrap();
+    let agreed = |ours, theirs, x25519_only, dialling| {
+        let profile = Profile { exchange: ours, ..Profile::default() };
+        let ours = authority.credential(&id(API), HOUR, profile).unwrap();
+        let peer = Peer { exchange: theirs, x25519_only, ..Peer::new(issued.clone()) };
+        let (handshake, mut theirs) = if dialling {
+            (Handshake::client(&ours, expect(&[API])).unwrap(), peer.server())
+        } else {
+            (Handshake::server(&ours).unwrap(), peer.client())
+        };
+        let mut done = false;
+        seeded(|rng| done = shake(handshake, &mut theirs, rng).0.is_ok());
+        done.then(|| theirs.negotiated_key_exchange_group().unwrap().name())
+    };
+    for dialling in [true, false] {
+        assert_eq!(agreed(Hybrid, Hybrid, false, dialling), Some(NamedGroup::X25519MLKEM768));
+        assert_eq!(agreed(Hybrid, PostQuantumOnly, false, dialling), Some(NamedGroup::X25519MLKEM768));
+        assert_eq!(agreed(PostQuantumOnly, Hybrid, false, dialling), Some(NamedGroup::X25519MLKEM768));
+        assert_eq!(agreed(Hybrid, Default, true, dialling), Some(NamedGroup::X25519), "an old peer");
+        assert_eq!(agreed(PostQuantumOnly, Default, true, dialling), None, "a policy isn't a preference");
+    }
+    // A server of ours takes the hybrid wherever the client offers it first.
+    assert_eq!(agreed(Default, Hybrid, false, false), Some(NamedGroup::X25519MLKEM768));
 }
 
 #[test]

@@ -2,9 +2,11 @@
 //! prints its seed; `RINGWAY_SEED` repeats it.
 
 mod handshake;
+mod identities;
 mod peers;
 mod record;
 mod refusal;
+mod revocation;
 mod rotation;
 mod stream;
 mod upkeep;

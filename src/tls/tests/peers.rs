@@ -39,7 +39,10 @@ pub fn authority() -> Authority {
 }
 
 pub fn credential(issued: &Issued, uri: &str, records: Library) -> Credential {
-    let profile = Profile { records, ..Profile::default() };
+    credential_with(issued, uri, Profile { records, ..Profile::default() })
+}
+
+pub fn credential_with(issued: &Issued, uri: &str, profile: Profile) -> Credential {
     let (chain, key) = (issued.chain_pem.as_bytes(), issued.key_pem.as_bytes());
     Credential::new(id(uri), chain, key, issued.roots_pem.as_bytes(), profile).unwrap()
 }
@@ -67,6 +70,8 @@ pub struct Peer {
     /// Largest record it sends.
     pub fragment: Option<usize>,
     pub x25519_only: bool,
+    /// The groups that it knows, in its order, where `x25519_only` is off.
+    pub exchange: Exchange,
 }
 
 impl Peer {
@@ -82,6 +87,7 @@ impl Peer {
             half_rtt: false,
             fragment: None,
             x25519_only: false,
+            exchange: Exchange::Default,
         }
     }
 
@@ -141,7 +147,7 @@ impl Peer {
             Suite::Aes128GcmSha256 => rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,
             Suite::Aes256GcmSha384 => rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_256_GCM_SHA384,
         };
-        let mut provider = CryptoProvider { cipher_suites: vec![suite], ..provider(Exchange::Default) };
+        let mut provider = CryptoProvider { cipher_suites: vec![suite], ..provider(self.exchange) };
         if self.x25519_only {
             provider.kx_groups.truncate(1);
         }
@@ -152,21 +158,48 @@ impl Peer {
 impl Authority {
     /// A leaf signed by an intermediate that this root signed.
     pub fn issue_through_intermediate(&self, identity: &Identity) -> Issued {
+        self.issue_below(&self.intermediate(), identity)
+    }
+
+    /// An authority whose own certificate this root signed.
+    pub fn intermediate(&self) -> Self {
+        self.intermediate_until(rcgen::date_time_ymd(4_000, 1, 1))
+    }
+
+    pub fn intermediate_until(&self, not_after: time::OffsetDateTime) -> Self {
         use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::default();
         params.distinguished_name.push(DnType::OrganizationName, "intermediate");
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        params.not_after = not_after;
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let middle = params.signed_by(&key, &self.issuer).unwrap().pem();
         let issuer = Issuer::from_ca_cert_pem(&middle, key).unwrap();
-        let below = Authority { root_pem: middle.clone(), issuer };
+        Self { root_pem: middle, issuer }
+    }
+
+    /// A leaf of an intermediate of ours, with its chain.
+    pub fn issue_below(&self, below: &Self, identity: &Identity) -> Issued {
         let leaf = below.issue(identity, HOUR).unwrap();
         Issued {
-            chain_pem: format!("{}{middle}", leaf.chain_pem),
+            chain_pem: format!("{}{}", leaf.chain_pem, below.root_pem()),
             key_pem: leaf.key_pem,
             roots_pem: self.root_pem().to_owned(),
         }
+    }
+
+    /// A leaf with any URI names, in this order.
+    pub fn issue_named(&self, uris: &[&str]) -> Issued {
+        use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, KeyPair, SanType};
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::default();
+        let name = |uri: &&str| SanType::URI((*uri).to_owned().try_into().unwrap());
+        params.subject_alt_names = uris.iter().map(name).collect();
+        params.extended_key_usages =
+            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
+        let chain_pem = params.signed_by(&key, &self.issuer).unwrap().pem();
+        Issued { chain_pem, key_pem: key.serialize_pem(), roots_pem: self.root_pem().to_owned() }
     }
 }
 

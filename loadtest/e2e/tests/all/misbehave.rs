@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use ringway::demo::topology::Pod;
 use ringway::wire::pb::discovery::{Payload, Resource};
-use ringway::wire::xds::ADDRESS_TYPE;
+use ringway::wire::xds::{ADDRESS_TYPE, AUTHORIZATION_TYPE};
 use ringway_e2e::eventually;
 use ringway_e2e::lines;
 use ringway_e2e::serve::{Server, echo};
@@ -15,6 +15,7 @@ use ringway_e2e::world::{APP_PORT, STEP, service, try_dial};
 use ringway_standin::behaviour::{Fault, code};
 use ringway_standin::certificates::Outcome;
 use ringway_standin::heard::Kind;
+use ringway_standin::mesh::Item;
 
 const CLIENT: &str = "spiffe://cluster.local/ns/default/sa/client";
 
@@ -93,6 +94,42 @@ fn a_bad_resource_is_refused_by_name_and_its_neighbours_are_used() {
     for refusal in refusals {
         assert!(refusal.message.starts_with("bad/one: ") && !refusal.message.contains("good"), "{refusal:?}");
     }
+}
+
+/// A DENY with a field of tomorrow: it is in force at its strictest, and everybody who should know is told by name.
+#[test]
+fn a_policy_that_cannot_be_understood_denies_and_is_reported_by_name() {
+    let world = StandinWorld::start(&[]);
+    let _app = Server::start(&world.server, APP_PORT, echo);
+    call(&world.client, service()).unwrap();
+    // Name, namespace, scope NAMESPACE, action DENY, and one rule of one clause of one match of an unknown field 99.
+    let mut value = b"\x0a\x03new\x12\x07default\x18\x01\x20\x01".to_vec();
+    value.extend(b"\x2a\x07\x0a\x05\x12\x03\x98\x06\x01");
+    let (name, version) = ("default/new".to_owned(), "1".to_owned());
+    world.standin.mesh().put([Item::Raw {
+        type_url: AUTHORIZATION_TYPE,
+        name,
+        version,
+        value: value.into(),
+    }]);
+    world.standin.eventually("both nodes answer that they don't understand it", STEP, |standin| {
+        standin.kinds(AUTHORIZATION_TYPE, Kind::Nack) == 2
+    });
+    let told: Vec<_> =
+        world.standin.heard().into_iter().filter_map(|heard| heard.request.error_detail).collect();
+    assert!(told.iter().all(|told| told.message.starts_with("default/new: taken, and denies")), "{told:?}");
+    let refused = call(&world.client, service()).unwrap_err();
+    lines::wait_for(world.far(), "denied by it", |line| {
+        line["error"] == "connection closed due to policy rejection: explicitly denied by: default/new"
+    });
+    let metrics = world.far().metrics().unwrap();
+    let named = ["policy=\"default/new\""];
+    assert_eq!(metrics.sum("ringway_policies_unreadable", &named), 1.0, "{refused}");
+    let dump = world.far().dump().unwrap();
+    assert_eq!(dump["policies"][0]["rules"][0][0][0]["unreadable"], true, "{dump}");
+    world.standin.mesh().remove_policies(&["default/new"]);
+    eventually("it is gone, and with it the denial", STEP, || call(&world.client, service()).is_ok());
+    assert_eq!(world.far().metrics().unwrap().sum("ringway_policies_unreadable", &named), 0.0);
 }
 
 #[test]

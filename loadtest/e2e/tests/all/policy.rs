@@ -107,6 +107,63 @@ fn policies_that_do_not_concern_a_connection_leave_it_alone() {
     open(&world.client, service());
 }
 
+/// The lines that tell what policies decided, in the shape of the captured ones.
+#[test]
+fn decisions_are_told_and_counted_by_policy_and_a_dry_run_decides_nothing() {
+    let mut world = World::start_with(&[("AUTHZ_POLICY_INFO_LOGGING", "true")], |_| {});
+    let _app = Server::start(&world.server, APP_PORT, echo);
+    let said = |world: &World, message: &str, fits: &dyn Fn(&serde_json::Value) -> bool| {
+        ringway_e2e::eventually(message, STEP, || {
+            let lines = world.far().log_lines().unwrap();
+            lines.iter().any(|line| {
+                line["message"] == message
+                    && line["scope"] == "ztunnel::state"
+                    && line["level"] == "info"
+                    && line["proxy"]["wl"] == "default/server"
+                    && fits(line)
+            })
+        });
+    };
+    let peer = format!("{}:", world.client.v4);
+    let tunnelled = |line: &serde_json::Value| {
+        text(&line["inbound"], "id").len() == 32 && text(&line["inbound"], "peer").starts_with(&peer)
+    };
+    open(&world.client, service());
+    said(&world, "no allow policies, allow", &tunnelled);
+    let dry = |policy: String| policy.replace("dryRun: false", "dryRun: true");
+    world.change_policies(vec![
+        dry(deny("try-deny", CLIENT)),
+        dry(allow("try-allow", OTHER)),
+        dry(namespace_policy("try-port", "Deny", "{destinationPorts: [9]}")),
+    ]);
+    open(&world.client, service());
+    said(&world, "dry-run: deny policy match", &|line| line["policy"] == "default/try-deny");
+    said(&world, "dry-run: no allow policies match", &|line| line.get("policy").is_none());
+    world.change_policies(vec![allow("let", CLIENT), dry(allow("try-allow", CLIENT))]);
+    open(&world.client, service());
+    said(&world, "dry-run: allow policy match", &|line| line["policy"] == "default/try-allow");
+    said(&world, "allow policy match", &|line| {
+        tunnelled(line) && line["policy"] == "default/let" && line["rule"] == "rules[0][0][0]"
+    });
+    assert!(is_refused(&world.stranger, world.server.at(APP_PORT)));
+    said(&world, "no allow policies matched", &|line| line.get("inbound").is_none());
+    world.change_policies(vec![deny("keep", CLIENT)]);
+    assert!(is_refused(&world.client, service()));
+    said(&world, "deny policy match", &|line| line["policy"] == "default/keep");
+    let metrics = world.far().metrics().unwrap();
+    for (name, policy, word, times) in [
+        ("ringway_dry_run_verdicts_total", "default/try-deny", "result=\"deny\"", 1.0),
+        ("ringway_dry_run_verdicts_total", "default/try-allow", "result=\"allow\"", 1.0),
+        ("ringway_dry_run_verdicts_total", "unknown", "result=\"none_allowed\"", 1.0),
+        ("ringway_dry_run_verdicts_total", "default/try-port", "result=\"deny\"", 0.0),
+        ("ringway_policy_denials_total", "unknown", "reason=\"none_allowed\"", 1.0),
+        ("ringway_policy_denials_total", "default/keep", "reason=\"explicit\"", 1.0),
+    ] {
+        let policy = format!("policy=\"{policy}\"");
+        assert_eq!(metrics.sum(name, &[&policy, word]), times, "{name} {policy}");
+    }
+}
+
 #[test]
 fn source_addresses_and_ports_are_judged_in_both_families() {
     let mut world = World::start();
