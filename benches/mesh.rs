@@ -146,7 +146,7 @@ fn large_service(criterion: &mut Criterion, snapshot: &Snapshot, source: &Worklo
     let of = Change::Service { service: Arc::new(service(large, &mut shared.texts)), endpoints: Vec::new() };
     let members: Vec<_> = (0..ENDPOINTS).map(|number| member(number, 1, shared)).collect();
     let snapshot = apply(snapshot, members.into_iter().chain([of]), None);
-    let target = Captured(std::net::SocketAddr::new(ip([172, 16], large), 80));
+    let target = Captured(SocketAddr::new(ip([172, 16], large), 80));
     let mut random = fastrand::Rng::with_seed(1);
     fn request<'a>(snapshot: &'a Snapshot, source: &'a Workload, target: Captured) -> Request<'a> {
         let (caller, view) = (source.addresses[0], View::default());

@@ -393,7 +393,7 @@ impl Loop {
             }
             self.desk.start(SystemTime::now());
         }
-        self.drain(quits, signals, bell).await
+        Box::pin(self.drain(quits, signals, bell)).await
     }
 
     /// What is done regularly.
