@@ -358,6 +358,7 @@ fn connections(page: &mut Page, stats: &[ShardStats]) {
             );
         }
     }
+    on_demand_dns(page, stats);
     let help = "The total number of TCP connections that failed to establish (unstable).";
     by_flag(page, "istio_tcp_connections_failed", help, |flag| flag != Flag::None);
     page.family(
@@ -375,6 +376,22 @@ fn connections(page: &mut Page, stats: &[ShardStats]) {
         if known {
             page.sample("", &[("reporter", reporter.as_str())], count(open));
         }
+    }
+}
+
+/// Requests for host names' addresses, of all shards together.
+fn on_demand_dns(page: &mut Page, stats: &[ShardStats]) {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for (source, host, times) in stats.iter().flat_map(|shard| &shard.on_demand_dns) {
+        let mut labels = String::new();
+        party(&mut labels, "source", source);
+        label(&mut labels, "hostname", host);
+        *sums.entry(labels).or_default() += times;
+    }
+    let help = "The total number of requests that used on-demand DNS (unstable).";
+    page.family("istio_on_demand_dns", help, Kind::Counter, None);
+    for (labels, times) in sums {
+        page.sample_with("_total", &labels, count(times));
     }
 }
 
