@@ -203,6 +203,7 @@ impl Control {
             logs: wiring.logs.clone(),
             quit,
             patience: wiring.settings.termination_deadline,
+            settings: wiring.settings.clone(),
             static_config: wiring.file.as_ref().and_then(|source| source.static_config()),
         };
         serving.push(admin.serve(Arc::new(admin_server), &closing)?);

@@ -21,4 +21,5 @@ pub mod service;
 #[cfg(test)]
 pub(crate) mod slow;
 pub mod snapshot;
+pub mod why;
 pub mod workload;
