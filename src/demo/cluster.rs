@@ -45,6 +45,8 @@ pub struct Cluster {
     /// Set before `start`, the proxies get mesh and certificates from there; else from the mesh file and an authority
     /// of their own.
     pub control_plane: Option<ControlPlane>,
+    /// Variables for the proxy of one node, which win over the plan's. Set before `start`.
+    pub node_environment: Vec<(u8, String, String)>,
     plan: ClusterPlan,
     started: u32,
     directory: Directory,
@@ -61,8 +63,17 @@ impl Cluster {
             agents.push((node.number, Agent::listen(&path)?));
         }
         let mesh = MeshFile::new(&directory.0.join("mesh.yaml"));
-        let control_plane = None;
-        Ok(Self { proxies: Vec::new(), agents, topology, mesh, control_plane, plan, started: 0, directory })
+        Ok(Self {
+            proxies: Vec::new(),
+            agents,
+            topology,
+            mesh,
+            control_plane: None,
+            node_environment: Vec::new(),
+            plan,
+            started: 0,
+            directory,
+        })
     }
 
     /// A pod of the mesh: in the mesh file, captured, and in its agent's snapshots. Before `start`.
@@ -210,6 +221,8 @@ impl Cluster {
         };
         all.extend(sources.into_iter().map(|(name, value)| (name.to_owned(), value)));
         all.extend(self.plan.environment.iter().cloned());
+        let of_node = self.node_environment.iter().filter(|(of, _, _)| *of == node);
+        all.extend(of_node.map(|(_, name, value)| (name.clone(), value.clone())));
         all.extend(extra.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())));
         Ok(all)
     }

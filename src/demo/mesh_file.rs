@@ -34,6 +34,7 @@ pub struct FileWorkload {
 #[derive(Clone, Debug)]
 pub struct FileService {
     pub name: String,
+    /// Each an address, or network/address where the network has a name.
     pub addresses: Vec<String>,
     pub ports: Vec<(u16, u16)>,
     /// Further keys in flow style, each a whole `key: value`.
@@ -152,7 +153,11 @@ impl FileService {
 
     fn render(&self, text: &mut String) -> Result<()> {
         writeln!(text, "- name: {}\n  namespace: default\n  hostname: {}", self.name, self.hostname())?;
-        let vips: Vec<_> = self.addresses.iter().map(|address| format!("\"/{address}\"")).collect();
+        let vip = |address: &String| match address.contains('/') {
+            true => format!("\"{address}\""),
+            false => format!("\"/{address}\""),
+        };
+        let vips: Vec<_> = self.addresses.iter().map(vip).collect();
         writeln!(text, "  vips: [{}]\n  ports:", vips.join(", "))?;
         for (service, target) in &self.ports {
             writeln!(text, "    {service}: {target}")?;
@@ -200,14 +205,14 @@ mod tests {
         };
         let mut file = MeshFile::new(Path::new("/nowhere"));
         file.add(&pod, true).serves.push(("web.default.svc.cluster.local".to_owned(), 80, 8080));
-        file.services.push(FileService::new("web", &["10.77.200.1"], &[(80, 8080)]));
+        file.services.push(FileService::new("web", &["10.77.200.1", "far/10.77.200.1"], &[(80, 8080)]));
         file.policies.push(deny("no-client", "cluster.local/ns/default/sa/client"));
         let value: serde_json::Value = serde_saphyr::from_str(&file.render().unwrap()).unwrap();
         let workload = &value["workloads"][0];
         assert_eq!(workload["workloadIps"], serde_json::json!(["10.77.2.10", "::1"]));
         assert_eq!(workload["services"]["default/web.default.svc.cluster.local"]["80"], 8080);
         assert_eq!(workload["protocol"], "HBONE");
-        assert_eq!(value["services"][0]["vips"][0], "/10.77.200.1");
+        assert_eq!(value["services"][0]["vips"], serde_json::json!(["/10.77.200.1", "far/10.77.200.1"]));
         assert_eq!(
             value["policies"][0]["rules"][0][0][0]["principals"][0]["Exact"],
             "cluster.local/ns/default/sa/client"

@@ -189,6 +189,13 @@ fn tunnel_target(
     }
 }
 
+/// Whether a request came through the gateway of another network, which it names: then the address that it comes
+/// from is the gateway's, and says nothing of the caller (reference section 7.7). A name that can't be read is no
+/// name of ours.
+pub fn is_from_another_network(named: Option<&[u8]>, own: &str) -> bool {
+    named.is_some_and(|named| !named.eq_ignore_ascii_case(own.as_bytes()))
+}
+
 /// The service that a caller of `port` meant, among those the workload serves: the one that the Forwarded header
 /// names, else the first one that leads to the port.
 pub fn guess_service(
@@ -380,6 +387,24 @@ mod tests {
         ] {
             let found = guess_service(&snapshot, &local, host, port);
             assert_eq!(found.as_ref().map(|service| &*service.name), guessed, "{host:?} {port}");
+        }
+    }
+
+    #[test]
+    fn only_another_networks_name_makes_a_request_one_from_a_gateway() {
+        for (named, own, from_gateway) in [
+            (None, "near", false),
+            (None, "", false),
+            (Some(&b"near"[..]), "near", false),
+            (Some(b"NEAR"), "Near", false),
+            (Some(b""), "", false),
+            (Some(b""), "near", true),
+            (Some(b"far"), "near", true),
+            (Some(b"far"), "", true),
+            (Some(b"near "), "near", true),
+            (Some(b"\xff\x00"), "near", true),
+        ] {
+            assert_eq!(is_from_another_network(named, own), from_gateway, "{named:?} {own}");
         }
     }
 

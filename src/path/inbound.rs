@@ -11,6 +11,7 @@ use crate::bridge::report::LiveProtocol;
 use crate::mesh::admit::{Inbound, InboundRequest, inbound};
 use crate::mesh::demand;
 use crate::mesh::identity::Identity;
+use crate::mesh::inbound::is_from_another_network;
 use crate::mesh::labels::{Reporter, Security};
 use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::{TunnelProtocol, Workload};
@@ -295,10 +296,7 @@ fn peer(link: &Link) -> Option<&Identity> {
 fn source_side(world: &PodWorld, link: &Link, snapshot: &Snapshot, head: &RequestHead) -> Side {
     let settings = &world.shard.settings;
     let identity = peer(link).cloned();
-    let network = head.x_forwarded_network.as_deref();
-    let from_gateway =
-        network.is_some_and(|network| !network.eq_ignore_ascii_case(settings.network.as_bytes()));
-    if !from_gateway {
+    if !is_from_another_network(head.x_forwarded_network.as_deref(), &settings.network) {
         return Side::of(snapshot.workload_at(&settings.network, link.source.ip()).cloned(), identity);
     }
     let values: Vec<&[u8]> = head.baggage.iter().map(Vec::as_slice).collect();

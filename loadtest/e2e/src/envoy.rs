@@ -8,6 +8,7 @@ use std::time::Duration;
 use ringway::demo::topology::Pod;
 
 use crate::hbone::Papers;
+use crate::world::STEP;
 
 /// A running Envoy; dropping it ends it.
 pub struct Envoy {
@@ -43,7 +44,10 @@ impl Envoy {
         let log = directory.join("envoy.log");
         let mut command = Command::new(binary());
         command.arg("-c").arg(&configuration).args(["--concurrency", "1", "--disable-hot-restart"]);
-        command.args(["-l", "info"]).stdin(Stdio::null()).stdout(Stdio::null());
+        command
+            .args(["-l", "info", "--file-flush-interval-msec", "50"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
         command.stderr(std::fs::File::create(&log).expect("a log for Envoy"));
         let child = pod.space.spawn(&mut command).expect("starting Envoy");
         let mut envoy = Self { child, log };
@@ -56,6 +60,20 @@ impl Envoy {
         while !self.log().contains("starting main dispatch loop") {
             assert!(self.child.try_wait().expect("a child").is_none(), "Envoy ended:\n{}", self.log());
             assert!(std::time::Instant::now() < until, "Envoy isn't up:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// Waits for a line of its log that has all these words, and gives it.
+    #[track_caller]
+    pub fn wait_for(&self, words: &[&str]) -> String {
+        let until = std::time::Instant::now() + STEP;
+        loop {
+            let log = self.log();
+            if let Some(line) = log.lines().find(|line| words.iter().all(|word| line.contains(word))) {
+                return line.to_owned();
+            }
+            assert!(std::time::Instant::now() < until, "Envoy's log has no line with {words:?}");
             std::thread::sleep(Duration::from_millis(20));
         }
     }

@@ -16,6 +16,7 @@ pub mod envoy;
 pub mod forge;
 pub mod hbone;
 pub mod hbone_server;
+pub mod http;
 pub mod istio_world;
 pub mod istiod;
 pub mod lines;

@@ -11,6 +11,10 @@ mod certificates;
 mod close;
 #[path = "all/envoy.rs"]
 mod envoy;
+#[path = "all/envoy_gateway.rs"]
+mod envoy_gateway;
+#[path = "all/envoy_waypoint.rs"]
+mod envoy_waypoint;
 #[path = "all/gateway.rs"]
 mod gateway;
 #[path = "all/hostile.rs"]

@@ -10,6 +10,8 @@ use bytes::Bytes;
 use ringway::demo::mesh_file::{FileService, FileWorkload};
 use ringway::demo::topology::Pod;
 use ringway_e2e::baseline::Baseline;
+use ringway_e2e::block_on;
+use ringway_e2e::hbone::{HBONE_PORT, HbonePeer, connect};
 use ringway_e2e::hbone_server::{Call, HboneServer};
 use ringway_e2e::lines::{self, number, text};
 use ringway_e2e::serve::{Server, digest, echo};
@@ -292,4 +294,55 @@ fn an_application_that_wants_the_proxy_header_gets_it_first() {
     assert!(app.peer_addresses()[0].is_loopback());
     drop(stream);
     baseline.is_back(&world);
+}
+
+/// Makes one call for each set of headers, each of another length, and tells what the log says of the caller:
+/// workload, namespace, identity.
+fn callers(environment: &[(&str, &str)], calls: &[&[(&str, &str)]]) -> Vec<[String; 3]> {
+    let world = World::start_with(&[&[("NETWORK", "here")], environment].concat(), |world| {
+        world.cluster.mesh.add(&world.stranger, false).extra.push("network: here".to_owned());
+    });
+    let _app = Server::start(&world.server, APP_PORT, echo);
+    let peer = HbonePeer::new(
+        &world.stranger,
+        &world.cluster.authority(),
+        "spiffe://cluster.local/ns/default/sa/stranger",
+    );
+    let (to, authority) = (world.server.at(HBONE_PORT), world.server.at(APP_PORT).to_string());
+    let lengths = calls.iter().zip(1..).map(|(headers, length)| {
+        block_on(async {
+            let mut answer = connect(&mut peer.open(to).await, &authority, headers).await;
+            assert_eq!(answer.status, 200, "{headers:?}");
+            answer.echo(&[b'x'; 64][..length]).await;
+        });
+        length
+    });
+    let lines = lengths.map(|length| {
+        lines::wait_for(world.far(), "a call", |line| {
+            line["bytes_recv"].as_u64() == u64::try_from(length).ok()
+        })
+    });
+    let of =
+        |line| ["src.workload", "src.namespace", "src.identity"].map(|field| text(&line, field).to_owned());
+    lines.map(of).collect()
+}
+
+#[test]
+fn a_caller_from_another_network_is_who_its_baggage_says() {
+    let baggage = ("baggage", "k8s.namespace.name=afar,k8s.deployment.name=shop-1,service.name=shop");
+    let identity = "spiffe://cluster.local/ns/default/sa/stranger";
+    let here = ["stranger", "default", identity].map(str::to_owned);
+    let calls: [&[(&str, &str)]; 5] = [
+        &[baggage],
+        &[("x-forwarded-network", "HERE"), baggage],
+        &[("x-forwarded-network", "elsewhere"), baggage],
+        &[("x-forwarded-network", ""), baggage],
+        &[("x-forwarded-network", "elsewhere")],
+    ];
+    let afar = ["shop", "afar", identity].map(str::to_owned);
+    let unknown = ["", "", identity].map(str::to_owned);
+    assert_eq!(callers(&[], &calls), [here.clone(), here.clone(), afar.clone(), afar, unknown.clone()]);
+    // Where baggage is off, nothing is believed of it either.
+    let told = callers(&[("ENABLE_RESPONSE_BAGGAGE", "false")], &calls[..3]);
+    assert_eq!(told, [here.clone(), here, unknown]);
 }
