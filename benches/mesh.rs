@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use criterion::{Criterion, criterion_group, criterion_main};
+use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use ringway::base::net::Captured;
 use ringway::base::text::Interner;
 use ringway::bridge::report::LiveProtocol;
@@ -21,7 +21,8 @@ use ringway::mesh::admit::{Call, admit};
 use ringway::mesh::delta::{Change, apply};
 use ringway::mesh::identity::{Identity, TrustDomains};
 use ringway::mesh::policy::{Action, Match, Policy, PolicyScope, StringMatch};
-use ringway::mesh::route::{Request, route};
+use ringway::mesh::route::{Request, Routed, route};
+use ringway::mesh::seen::View;
 use ringway::mesh::service::{NetworkIp, Service, ServiceKey};
 use ringway::mesh::snapshot::Snapshot;
 use ringway::mesh::workload::{Common, PortPair, Protocol, Shared, Workload};
@@ -132,6 +133,47 @@ fn build(shared: &mut Shared) -> Snapshot {
     snapshot
 }
 
+/// A choice among 10,000 endpoints: from the table, and right after a change, when the table is made anew.
+fn large_service(criterion: &mut Criterion, snapshot: &Snapshot, source: &Workload, shared: &mut Shared) {
+    const ENDPOINTS: u32 = 10_000;
+    let large = WORKLOADS;
+    let key = key(large, &mut shared.texts);
+    let member = |number: u32, capacity, shared: &mut Shared| {
+        let mut workload = Workload { capacity, ..workload(WORKLOADS + number, shared) };
+        workload.services = vec![(key.clone(), vec![PortPair { service: 80, target: 8080 }])];
+        Change::Workload(Arc::new(workload))
+    };
+    let of = Change::Service { service: Arc::new(service(large, &mut shared.texts)), endpoints: Vec::new() };
+    let members: Vec<_> = (0..ENDPOINTS).map(|number| member(number, 1, shared)).collect();
+    let snapshot = apply(snapshot, members.into_iter().chain([of]), None);
+    let target = Captured(std::net::SocketAddr::new(ip([172, 16], large), 80));
+    let mut random = fastrand::Rng::with_seed(1);
+    let request = |snapshot| Request {
+        snapshot,
+        network: "",
+        source,
+        caller: source.addresses[0],
+        target,
+        ipv6: true,
+        view: View::default(),
+    };
+    assert!(matches!(route(&request(&snapshot), &mut random), Ok(Routed::Go(plan)) if plan.picked.is_some()));
+    criterion.bench_function("route to a service of 10,000", |bench| {
+        bench.iter(|| black_box(route(&request(&snapshot), &mut random)));
+    });
+    let mut flip = 1;
+    criterion.bench_function("route to a service of 10,000, one of them changed", |bench| {
+        bench.iter_batched(
+            || {
+                flip += 1;
+                apply(&snapshot, [member(5, flip, shared)], None)
+            },
+            |changed| black_box(route(&request(&changed), &mut random).is_ok()),
+            BatchSize::PerIteration,
+        );
+    });
+}
+
 fn decisions(criterion: &mut Criterion) {
     let mut shared = Shared::default();
     let snapshot = build(&mut shared);
@@ -158,9 +200,11 @@ fn decisions(criterion: &mut Criterion) {
             caller: source.addresses[0],
             target: Captured(target.parse().expect("an address")),
             ipv6: true,
+            view: View::default(),
         };
         criterion.bench_function(name, |bench| bench.iter(|| black_box(route(&request, &mut random))));
     }
+    large_service(criterion, &snapshot, &source, &mut shared);
     verdicts(criterion, &snapshot, source);
 }
 

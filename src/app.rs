@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
 use tracing::{info, warn};
@@ -10,6 +10,7 @@ use tracing::{info, warn};
 use crate::base::limits::{ORDERS_QUEUED, REPORTS_QUEUED};
 use crate::base::version::BuildInfo;
 use crate::bridge::absent::Absent;
+use crate::bridge::hosts::Hosts;
 use crate::bridge::identities::Identities;
 use crate::bridge::mailbox::mailbox;
 use crate::bridge::order::{Order, Pod, PodInfo, PodKind};
@@ -22,6 +23,7 @@ use crate::config::{
 use crate::control::control::{Control, Discovery, Facts, Mode, Wiring};
 use crate::control::crl::RevocationFile;
 use crate::control::grpc::{self, CertificateClient, Target};
+use crate::control::hosts::NameServers;
 use crate::control::logs::Logs;
 use crate::control::publish::Source;
 use crate::control::signing::{Embedded, NoAuthority, Signer};
@@ -60,6 +62,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
     let published = Arc::new(Published::new(Snapshot::default()));
     let identities = Arc::new(Identities::default());
     let absent = Arc::new(Absent::default());
+    let hosts = Arc::new(Hosts::default());
     let (reports, letters) =
         mailbox::<Report>(REPORTS_QUEUED).context("cannot make the mailbox of reports")?;
 
@@ -75,6 +78,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
             identities: identities.clone(),
             revocations: profile.revocations.clone(),
             absent: absent.clone(),
+            hosts: hosts.clone(),
             orders: letters,
             reports: reports.clone(),
             lines: logs.sink(),
@@ -95,6 +99,8 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
             .crl_path
             .clone()
             .map(|path| RevocationFile::new(path, profile.revocations.clone())),
+        hosts,
+        name_servers: name_servers(config),
         signer: signer(config, profile)?,
         certificate_ttl: config.sources.secret_ttl,
         mode: match config.mode {
@@ -222,6 +228,20 @@ fn local_source(config: &Config) -> Option<Box<dyn Source>> {
         LocalXds::File(path) => Some(Box::new(LocalSource::file(path.clone()))),
         LocalXds::Inline(text) => Some(Box::new(LocalSource::text(text.clone()))),
         LocalXds::None => None,
+    }
+}
+
+fn name_servers(config: &Config) -> NameServers {
+    let resolver = &config.resolver;
+    NameServers {
+        servers: resolver.name_servers.clone(),
+        domain: resolver.domain.clone(),
+        search: resolver.search.clone(),
+        ndots: resolver.ndots,
+        timeout: Duration::from_secs(resolver.timeout_s),
+        attempts: resolver.attempts,
+        edns0: resolver.edns0,
+        ipv6: config.ipv6,
     }
 }
 

@@ -303,3 +303,43 @@ pub const REVOCATION_FILE_BYTES: u64 = 64 << 20;
 pub const REVOCATION_LOOKS: u32 = 3;
 /// How often the ends of revocation lists, and who signed them, are looked at again.
 pub const REVOCATION_SURVEY_MS: u64 = 60_000;
+// mesh: choices among endpoints, and the second try
+/// Endpoints of one shard that are left out for a while: past this many it isn't the endpoints that fail.
+pub const EJECTED_ENDPOINTS: usize = 1_024;
+/// A service of fewer endpoints is looked through for each connection; one of more gets a table, made anew after each
+/// change of an endpoint.
+pub const TABLED_ENDPOINTS: usize = 64;
+/// Draws from such a table before the service is looked through after all: more fail only where most endpoints can't
+/// serve the port or are left out.
+pub const TABLE_DRAWS: usize = 8;
+/// No further endpoint is tried for a connection that has waited this long: one dial that nobody answers takes 10 s.
+pub const RETRY_WINDOW_MS: u64 = 15_000;
+// wire: the header of an application tunnel
+/// The longest name that SPIFFE allows (SPIFFE-ID section 2.3).
+pub const PROXY_IDENTITY_BYTES: usize = 2_048;
+// control: host names of workloads
+/// Names kept with their addresses (the reference's resolver keeps as many answers).
+pub const HOSTS_KEPT: usize = 4_096;
+/// Names looked for at the same time.
+pub const HOSTS_AT_ONCE: usize = 256;
+/// One look-up with all its tries; a connection waits no longer for it than for anything else the mesh has to say.
+pub const HOST_ANSWER_DEADLINE_MS: u64 = 5_000;
+/// An answer is kept for its TTL, but no shorter than this, so that a TTL of 0 doesn't mean a query a connection.
+pub const HOST_ANSWER_LEAST_MS: u64 = 1_000;
+/// An answer is kept no longer than this, whatever its TTL (the reference's resolver: a day; addresses move sooner).
+pub const HOST_ANSWER_MOST_MS: u64 = 3_600_000;
+/// Pause before a name is looked for again after a failure.
+pub const HOST_FAILED_MS: u64 = 2_000;
+/// Addresses are used for so long after they were last confirmed, where the name can't be resolved any more
+/// (RFC 8767 section 5 advises one to three days; a mesh's external hosts move sooner).
+pub const HOST_STALE_MS: u64 = 3_600_000;
+/// A connection's wait for a name: a little longer than the look-up itself, whose end has to get here.
+pub const HOST_WAIT_MS: u64 = HOST_ANSWER_DEADLINE_MS + 1_000;
+// shard: tunnels within tunnels
+/// Streams of a nested tunnel at a time: all of them go to the one backend that the gateway chose for it.
+pub const NESTED_STREAMS: u16 = 8;
+/// Connections that a nested tunnel carries in its life: a handshake costs as much as a few short connections, and a
+/// thousand of them still spread over the backends as the gateway weighs them.
+pub const NESTED_CONNECTIONS: u32 = 16;
+/// A nested tunnel takes no new connection after this, so that new backends get their share soon.
+pub const NESTED_LIFE_MS: u64 = 10_000;

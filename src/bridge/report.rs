@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use crate::base::text::Text;
 use crate::mesh::identity::Identity;
-use crate::mesh::labels::{Flag, LabelSet, Reporter};
+use crate::mesh::labels::{Flag, LabelSet, Party, Reporter};
 
 /// One report.
 #[derive(Debug)]
@@ -18,6 +18,8 @@ pub enum Report {
     /// A connection waits for an address that the snapshot doesn't hold: `NETWORK/IP`, a workload's uid, or
     /// `NAMESPACE/HOSTNAME`. See `bridge::absent`.
     Lookup(Text),
+    /// A connection waits for the addresses of this host name. See `bridge::hosts`.
+    Resolve(Text),
     /// A drain has finished: nothing is left.
     Drained { shard: usize },
 }
@@ -27,6 +29,8 @@ pub enum Report {
 pub struct ShardStats {
     pub shard: usize,
     pub connections: Vec<ConnectionCounts>,
+    /// Requests for a host name's addresses: who asked, the name, how often.
+    pub on_demand_dns: Vec<(Party, Text, u64)>,
     /// Accepted sockets open now, by reporter.
     pub sockets_open: Vec<(Reporter, u64)>,
     /// What policies said about connections that came in.

@@ -41,6 +41,14 @@ pub struct Settings {
     pub on_demand: bool,
     /// `ENABLE_RESPONSE_BAGGAGE`.
     pub response_baggage: bool,
+    /// `LOCALHOST_APP_TUNNEL`: applications behind a PROXY tunnel are called on the loopback.
+    pub localhost_app_tunnel: bool,
+    /// Endpoints tried after the first (`RINGWAY_RETRIES`).
+    pub retries: u32,
+    /// How long an endpoint that refused is left out (`RINGWAY_EJECTION`); zero: never.
+    pub ejection: Duration,
+    /// `RINGWAY_LOAD_BALANCING=least-connections`.
+    pub least_connections: bool,
     pub log_json: bool,
     /// How many shards carry the listeners of one pod (`RINGWAY_POD_SHARDS`).
     pub pod_shards: usize,

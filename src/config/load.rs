@@ -12,8 +12,8 @@ use super::resolver::{self, Resolver};
 use super::surroundings::{Files, Surroundings};
 use super::threads::Facts;
 use super::{
-    ADMIN_PORT, Aead, Bind, Config, DNS_PORT, DataPlane, EventLoop, LogSettings, Place, ProxyMode,
-    READINESS_PORT, STATS_PORT, WorkloadInfo, sources, table, wildcard,
+    ADMIN_PORT, Aead, Bind, Config, DNS_PORT, DataPlane, EventLoop, LoadBalancing, LogSettings, Place,
+    ProxyMode, READINESS_PORT, STATS_PORT, WorkloadInfo, sources, table, wildcard,
 };
 use crate::bridge::settings::Keepalive;
 use crate::control::logs::{self, Format};
@@ -254,6 +254,11 @@ fn data_plane(reader: &mut Reader<'_>, mode: &ProxyMode) -> DataPlane {
         workload_deadline: reader.duration("RINGWAY_WORKLOAD_DEADLINE"),
         response_baggage: reader.flag("ENABLE_RESPONSE_BAGGAGE"),
         localhost_app_tunnel: reader.flag("LOCALHOST_APP_TUNNEL"),
+        retries: reader.number("RINGWAY_RETRIES"),
+        ejection: reader.duration("RINGWAY_EJECTION"),
+        load_balancing: reader
+            .choice("RINGWAY_LOAD_BALANCING", &[LoadBalancing::Random, LoadBalancing::LeastConnections])
+            .unwrap_or(LoadBalancing::Random),
         pod_shards: pod_shards.and_then(|shards| usize::try_from(shards).ok()),
     }
 }

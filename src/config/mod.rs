@@ -140,6 +140,9 @@ pub struct DataPlane {
     pub workload_deadline: Duration,
     pub response_baggage: bool,
     pub localhost_app_tunnel: bool,
+    pub retries: u32,
+    pub ejection: Duration,
+    pub load_balancing: LoadBalancing,
     /// `None`: the default, which depends on the number of shards.
     pub pod_shards: Option<usize>,
 }
@@ -248,6 +251,13 @@ pub enum EventLoop {
     Epoll,
 }
 
+/// `RINGWAY_LOAD_BALANCING`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LoadBalancing {
+    Random,
+    LeastConnections,
+}
+
 /// `RINGWAY_AEAD`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Aead {
@@ -306,6 +316,10 @@ impl Config {
             workload_deadline: self.data.workload_deadline,
             on_demand: self.sources.xds_on_demand,
             response_baggage: self.data.response_baggage,
+            localhost_app_tunnel: self.data.localhost_app_tunnel,
+            retries: self.data.retries,
+            ejection: self.data.ejection,
+            least_connections: self.data.load_balancing == LoadBalancing::LeastConnections,
             log_json: self.logs.format == Format::Json,
             pod_shards: self.data.pod_shards.unwrap_or(DEFAULT_POD_SHARDS).min(shards).max(1),
             shards,

@@ -133,7 +133,7 @@ pub const VARIABLES: &[Variable] = &[
         "LOCALHOST_APP_TUNNEL",
         Kind::Flag,
         Is("true"),
-        "Deliver application tunnels of protocol PROXY to loopback. Not in this version: such tunnels are refused.",
+        "Deliver application tunnels of protocol PROXY to loopback.",
     ),
     row(
         "UNSTABLE_ENABLE_SOCKS5",
@@ -405,5 +405,25 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Path,
         Is("./var/run/ringway/ca"),
         "Directory of the root for FAKE_CA=true; nodes that share it trust each other.",
+    ),
+    row(
+        "RINGWAY_RETRIES",
+        Kind::Number(0, 10),
+        Is("2"),
+        "Further endpoints of a service that are tried where one can't be reached, before any byte is taken from the \
+         application. Never after a denial by a policy.",
+    ),
+    row(
+        "RINGWAY_EJECTION",
+        Kind::Duration,
+        Is("10s"),
+        "How long an endpoint that couldn't be reached is left out while others are there; 0 leaves none out.",
+    ),
+    row(
+        "RINGWAY_LOAD_BALANCING",
+        Kind::Choice(&["random", "least-connections"]),
+        Is("random"),
+        "How one of a service's endpoints is chosen; `least-connections`: of two at random, the one with fewer live \
+         connections of this shard for its capacity.",
     ),
 ];

@@ -19,6 +19,7 @@ use crate::base::limits::{
 };
 use crate::base::text::Text;
 use crate::bridge::absent::{Absent, AbsentNames};
+use crate::bridge::hosts::Hosts;
 use crate::bridge::identities::Identities;
 use crate::bridge::lines::LineSink;
 use crate::bridge::mailbox::{Letterbox, Mailbox, mailbox};
@@ -31,6 +32,7 @@ use crate::control::ca::Ca;
 use crate::control::cni::{Board, Cni, Letter};
 use crate::control::crl::RevocationFile;
 use crate::control::heartbeat::Heartbeat;
+use crate::control::hosts::{HostDesk, NameServers};
 use crate::control::http::{BindError, Server, Serving};
 use crate::control::mesh_thread::{self, Answer, MeshThread, Seed, Update};
 use crate::control::metrics::MetricsServer;
@@ -58,6 +60,8 @@ pub struct Wiring {
     pub absent: Arc<Absent>,
     /// `CRL_PATH`.
     pub revocation: Option<RevocationFile>,
+    pub hosts: Arc<Hosts>,
+    pub name_servers: NameServers,
     pub signer: Arc<dyn Signer>,
     pub certificate_ttl: Duration,
     pub mode: Mode,
@@ -283,6 +287,7 @@ struct Loop {
     desk: Desk,
     revocation: Option<RevocationFile>,
     identities: Arc<Identities>,
+    hosts: HostDesk,
     prefetch: bool,
     own: HashMap<Text, Own>,
     readiness: Arc<Readiness>,
@@ -323,6 +328,7 @@ impl Loop {
             file.look(Instant::now(), &readiness);
         }
         let dedicated = matches!(wiring.mode, Mode::Dedicated);
+        let hosts = HostDesk::new(wiring.hosts, wiring.name_servers.resolver());
         let own = own.into_iter().map(|pod| {
             // The one workload of a dedicated proxy has all shards to itself.
             let shards = if dedicated { (0..shards.len()).collect() } else { settings.shards_of(&pod.uid) };
@@ -335,6 +341,7 @@ impl Loop {
                 signer,
                 wiring.certificate_ttl,
             ),
+            hosts,
             revocation,
             identities,
             heartbeat: Heartbeat::new(shards),
@@ -381,6 +388,7 @@ impl Loop {
                 }
                 update = self.mesh.updates.recv() => self.update(update)?,
                 changed = self.desk.finished() => self.standings_changed(changed),
+                () = self.hosts.finished() => self.orders.post_all(|| Order::Look),
                 _ = tick.tick() => self.tick()?,
             }
             self.desk.start(SystemTime::now());
@@ -537,6 +545,7 @@ impl Loop {
                 Report::Stopped { uid, shard } => self.letters.push_back(Letter::Stopped { uid, shard }),
                 Report::Want(identity) => self.desk.keeper.want(identity, SystemTime::now()),
                 Report::Lookup(name) => self.lookups.push_back(name),
+                Report::Resolve(host) => self.hosts.want(host, Instant::now()),
                 Report::Drained { shard } => {
                     self.drained.insert(shard);
                 }
@@ -600,6 +609,7 @@ impl Loop {
                 Ok(()) = bell.rung() => self.take_reports()?,
                 update = self.mesh.updates.recv() => self.update(update)?,
                 changed = self.desk.finished() => self.standings_changed(changed),
+                () = self.hosts.finished() => self.orders.post_all(|| Order::Look),
                 _ = tick.tick() => {
                     self.orders.flush();
                     self.take_reports()?;

@@ -4,6 +4,7 @@ use super::*;
 use crate::bridge::order::PodInfo;
 use crate::bridge::report::ShardStats;
 
+use crate::control::hosts::NameServers;
 use crate::control::http::test::get;
 use crate::control::signing::NoAuthority;
 use crate::control::source::LocalSource;
@@ -65,6 +66,17 @@ fn start_with(
         local_node: None,
         absent: Arc::default(),
         revocation: None,
+        hosts: Arc::default(),
+        name_servers: NameServers {
+            servers: Vec::new(),
+            domain: None,
+            search: Vec::new(),
+            ndots: 1,
+            timeout: Duration::from_secs(1),
+            attempts: 1,
+            edns0: false,
+            ipv6: true,
+        },
         signer: Arc::new(NoAuthority),
         certificate_ttl: Duration::from_secs(86_400),
         mode,

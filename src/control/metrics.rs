@@ -358,6 +358,7 @@ fn connections(page: &mut Page, stats: &[ShardStats]) {
             );
         }
     }
+    on_demand_dns(page, stats);
     let help = "The total number of TCP connections that failed to establish (unstable).";
     by_flag(page, "istio_tcp_connections_failed", help, |flag| flag != Flag::None);
     page.family(
@@ -401,6 +402,22 @@ fn revocations(page: &mut Page, stats: &[ShardStats]) {
     );
     for reporter in known() {
         page.sample("_total", &[("reporter", reporter.as_str())], 0.0);
+    }
+}
+
+/// Requests for host names' addresses, of all shards together.
+fn on_demand_dns(page: &mut Page, stats: &[ShardStats]) {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for (source, host, times) in stats.iter().flat_map(|shard| &shard.on_demand_dns) {
+        let mut labels = String::new();
+        party(&mut labels, "source", source);
+        label(&mut labels, "hostname", host);
+        *sums.entry(labels).or_default() += times;
+    }
+    let help = "The total number of requests that used on-demand DNS (unstable).";
+    page.family("istio_on_demand_dns", help, Kind::Counter, None);
+    for (labels, times) in sums {
+        page.sample_with("_total", &labels, count(times));
     }
 }
 

@@ -67,6 +67,7 @@ fn stats(shard: usize) -> ShardStats {
             counts(labels(), vec![(Flag::Connect, 1), (Flag::None, 1)]),
             counts(nobody(), vec![(Flag::None, 0)]),
         ],
+        on_demand_dns: vec![(party("client", "latest", "z1"), "h.example".into(), 2)],
         sockets_open: vec![(Reporter::Source, 3)],
         verdicts: vec![
             VerdictCount { namespace: "a".into(), name: "deny".into(), said: Said::Denied, count: 2 },
@@ -167,6 +168,7 @@ fn families_are_the_references_in_its_order_and_ours_come_after() {
         "istio_tcp_connections_closed counter",
         "istio_tcp_received_bytes counter",
         "istio_tcp_sent_bytes counter",
+        "istio_on_demand_dns counter",
         "istio_tcp_connections_failed counter",
         "istio_tcp_sockets_open gauge",
         "istio_crl_policy_rejections counter",
@@ -254,4 +256,12 @@ async fn a_scrape_sums_living_shards_and_does_not_wait_long_for_a_dead_one() {
         missing.starts_with("HTTP/1.1 404 Not Found\r\n") && !missing.contains("content-type"),
         "{missing}"
     );
+}
+
+#[test]
+fn host_names_asked_for_are_counted_by_source_and_name() {
+    let page = page();
+    let told = line(&page, "istio_on_demand_dns_total{");
+    assert!(told.starts_with("istio_on_demand_dns_total{source_workload=\"client\","), "{told}");
+    assert!(told.ends_with("hostname=\"h.example\"} 4"), "{told}");
 }

@@ -13,6 +13,7 @@ mod file_schema;
 pub mod files;
 pub mod grpc;
 mod heartbeat;
+pub mod hosts;
 pub mod http;
 pub mod locals;
 pub mod logs;

@@ -1,12 +1,16 @@
 //! Which endpoint of a service a connection gets, and which of its addresses (reference sections 5.3 to 5.5).
-//! One pass, no allocation: the choice is a weighted reservoir of one.
+//! Small services are looked through in one pass, by a weighted reservoir of one; large ones have a table of draws
+//! (`mesh::choices`). No allocation either way.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::base::limits::TABLE_DRAWS;
+use crate::mesh::choices::value;
+use crate::mesh::seen::View;
 use crate::mesh::service::{IpFamilies, LoadBalancer, LoadBalancerMode, Scope, Service};
-use crate::mesh::snapshot::{Serving, Snapshot};
-use crate::mesh::workload::Workload;
+use crate::mesh::snapshot::Snapshot;
+use crate::mesh::workload::{PortPair, Workload};
 
 /// What the port of a look-up means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -25,42 +29,94 @@ pub struct Chosen<'a> {
     pub port: Option<u16>,
 }
 
-/// An endpoint of `service` for its `port`, at random by capacity among the best that the balancer's mode leaves.
-pub fn pick<'a>(
-    snapshot: &'a Snapshot,
-    service: &'a Service,
-    port: u16,
-    source: &Workload,
-    purpose: Purpose,
-    random: &mut fastrand::Rng,
-) -> Option<Chosen<'a>> {
-    let listed = service.target_port(port);
-    if purpose == Purpose::Standard && listed.is_none() {
+/// Which service's endpoint is wanted, for whom.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    pub snapshot: &'a Snapshot,
+    pub service: &'a Service,
+    pub port: u16,
+    /// The workload that calls.
+    pub source: &'a Workload,
+    pub purpose: Purpose,
+    pub view: View<'a>,
+}
+
+/// An endpoint at random by capacity among the best that the balancer's mode leaves; where the view says so the freer
+/// one of two such. Never one that was tried, and one that is ejected only where no other is left.
+pub fn pick<'a>(wanted: &Wanted<'a>, random: &mut fastrand::Rng) -> Option<Chosen<'a>> {
+    let listed = wanted.service.target_port(wanted.port);
+    if wanted.purpose == Purpose::Standard && listed.is_none() {
         return None;
     }
+    let first = pick_one(wanted, listed, random)?;
+    if !wanted.view.least_connections {
+        return Some(first);
+    }
+    let second = pick_one(wanted, listed, random)?;
+    Some(if wanted.view.is_freer(second.workload, first.workload) { second } else { first })
+}
+
+fn pick_one<'a>(wanted: &Wanted<'a>, listed: Option<u16>, random: &mut fastrand::Rng) -> Option<Chosen<'a>> {
+    if let Some(choices) = wanted.snapshot.choices(&wanted.service.key)
+        && let Some(range) = choices.best(wanted.source)
+    {
+        for _ in 0..TABLE_DRAWS {
+            let Some(workload) = range.draw(random) else { break };
+            let ports = workload.ports_for(&wanted.service.key).unwrap_or_default();
+            if !wanted.view.is_ejected(&workload.uid)
+                && let Some(chosen) = serve(wanted, workload, ports, listed)
+            {
+                return Some(chosen);
+            }
+        }
+    }
+    look_through(wanted, listed, true, random).or_else(|| {
+        // Without the ejected ones nothing is left.
+        wanted.view.seen.and_then(|_| look_through(wanted, listed, false, random))
+    })
+}
+
+/// Every endpoint, one after another: the plain meaning of all of this.
+fn look_through<'a>(
+    wanted: &Wanted<'a>,
+    listed: Option<u16>,
+    heed_ejections: bool,
+    random: &mut fastrand::Rng,
+) -> Option<Chosen<'a>> {
+    let balancer = wanted.service.load_balancer.as_ref();
     let mut best = Reservoir::default();
-    for serving in snapshot.endpoints(&service.key) {
+    for serving in wanted.snapshot.endpoints(&wanted.service.key) {
         let Some(workload) = serving.workload else { continue };
-        let mapped = mapped_port(&serving, port);
-        if !is_reachable(workload, source) || !is_able(workload, mapped, listed, purpose) {
+        let Some(chosen) = serve(wanted, workload, serving.ports, listed) else { continue };
+        let Some(rank) = rank(balancer, wanted.source, workload) else { continue };
+        if heed_ejections && wanted.view.is_ejected(&workload.uid) {
             continue;
         }
-        let Some(rank) = rank(service.load_balancer.as_ref(), source, workload) else { continue };
-        let tunnel = workload.application_tunnel.and_then(|tunnel| tunnel.port).map(|_| port);
-        let target = mapped.or(listed.filter(|target| *target > 0)).or(tunnel);
-        best.offer(rank, workload.capacity, Chosen { workload, port: target }, random);
+        best.offer(rank, workload.capacity, chosen, random);
     }
     best.chosen
 }
 
+/// The endpoint with its port, if it can serve this at all. `ports`: those that it maps itself.
+fn serve<'a>(
+    wanted: &Wanted<'_>,
+    workload: &'a Arc<Workload>,
+    ports: &[PortPair],
+    listed: Option<u16>,
+) -> Option<Chosen<'a>> {
+    let mapped = mapped_port(ports, wanted.port);
+    let able = is_reachable(workload, wanted.source) && is_able(workload, mapped, listed, wanted.purpose);
+    if !able || wanted.view.is_tried(&workload.uid) {
+        return None;
+    }
+    let tunnel = workload.application_tunnel.and_then(|tunnel| tunnel.port).map(|_| wanted.port);
+    let port = mapped.or(listed.filter(|target| *target > 0)).or(tunnel);
+    Some(Chosen { workload, port })
+}
+
 /// The port that the endpoint itself maps; 0 is no port.
-fn mapped_port(serving: &Serving<'_>, port: u16) -> Option<u16> {
-    serving
-        .ports
-        .iter()
-        .find(|pair| pair.service == port)
-        .map(|pair| pair.target)
-        .filter(|target| *target > 0)
+fn mapped_port(ports: &[PortPair], port: u16) -> Option<u16> {
+    ports.iter().find(|pair| pair.service == port).map(|pair| pair.target).filter(|target| *target > 0)
 }
 
 /// Without an address or name, only by the gateway of another network.
@@ -109,14 +165,7 @@ fn nearness(preferences: &[Scope], source: &Workload, workload: &Workload) -> us
 }
 
 fn matches(scope: Scope, source: &Workload, workload: &Workload) -> bool {
-    match scope {
-        Scope::Region => source.locality.region == workload.locality.region,
-        Scope::Zone => source.locality.zone == workload.locality.zone,
-        Scope::Subzone => source.locality.subzone == workload.locality.subzone,
-        Scope::Node => source.node == workload.node,
-        Scope::Cluster => source.cluster_id == workload.cluster_id,
-        Scope::Network => source.network == workload.network,
-    }
+    value(scope, source) == value(scope, workload)
 }
 
 /// Keeps one of the offers of the best rank, each with a chance by its weight.
@@ -178,135 +227,5 @@ pub fn pick_address(
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use super::*;
-    use crate::mesh::fixture::{gateway, mesh, pod, service, serving, with};
-    use crate::mesh::service::HealthPolicy;
-    use crate::mesh::workload::{ApplicationTunnel, Locality, TunnelProtocol};
-
-    fn balancer(mode: LoadBalancerMode, routing_preferences: &[Scope]) -> Option<LoadBalancer> {
-        let routing_preferences = routing_preferences.to_vec();
-        Some(LoadBalancer { routing_preferences, mode, health_policy: HealthPolicy::OnlyHealthy })
-    }
-
-    fn placed(name: &str, network: &str, region: &str, zone: &str) -> Workload {
-        let locality = Locality { region: region.into(), zone: zone.into(), subzone: "".into() };
-        let workload = with(pod(name, &["10.0.0.2"]), |common| {
-            common.network = network.into();
-            common.locality = locality;
-        });
-        serving(workload, "web", &[(80, 80)])
-    }
-
-    /// How often each is chosen of 3,000 times.
-    fn chosen(of: &Service, endpoints: &[Workload]) -> BTreeMap<String, u32> {
-        let snapshot = mesh(endpoints.iter().cloned().map(Into::into).chain([of.clone().into()]));
-        let source = placed("client", "here", "r1", "z1");
-        let mut random = fastrand::Rng::with_seed(3);
-        let mut times = BTreeMap::new();
-        for _ in 0..3_000 {
-            if let Some(chosen) = pick(&snapshot, of, 80, &source, Purpose::Standard, &mut random) {
-                *times.entry(chosen.workload.name.to_string()).or_default() += 1;
-            }
-        }
-        times
-    }
-
-    fn names(times: &BTreeMap<String, u32>) -> Vec<&str> {
-        times.keys().map(String::as_str).collect()
-    }
-
-    #[test]
-    fn capacity_is_a_chance() {
-        let with = |name: &str, capacity| Workload { capacity, ..placed(name, "here", "r1", "z1") };
-        let web = service("web", &[], &[(80, 80)]);
-        let times = chosen(&web, &[with("one", 1), with("two", 2), with("none", 0)]);
-        assert_eq!(names(&times), ["one", "two"]);
-        assert!((900..1_100).contains(&times["one"]), "{times:?}");
-        let many: Vec<_> = (0..30).map(|number| with(&format!("n{number}"), 1)).collect();
-        let times = chosen(&web, &many);
-        assert_eq!(times.len(), 30);
-        assert!(times.values().all(|count| (50..160).contains(count)), "{times:?}");
-    }
-
-    #[test]
-    fn failover_takes_the_nearest_and_strict_only_the_near() {
-        let all = [
-            placed("all", "here", "r1", "z1"),
-            placed("region", "here", "r1", "z2"),
-            placed("network", "here", "r2", "z1"),
-            placed("far-region", "far", "r1", "z1"),
-            placed("nowhere", "far", "r2", "z2"),
-        ];
-        let scopes = [Scope::Network, Scope::Region, Scope::Zone];
-        let failover = Service {
-            load_balancer: balancer(LoadBalancerMode::Failover, &scopes),
-            ..service("web", &[], &[(80, 80)])
-        };
-        for (first, name) in ["all", "region", "network", "far-region", "nowhere"].into_iter().enumerate() {
-            let times = chosen(&failover, &all[first..]);
-            assert_eq!(names(&times), [name]);
-        }
-        let without = balancer(LoadBalancerMode::Failover, &[Scope::Region, Scope::Zone]);
-        let failover = Service { load_balancer: without, ..failover };
-        assert_eq!(names(&chosen(&failover, &all)), ["all", "far-region"]);
-        let strict = Service { load_balancer: balancer(LoadBalancerMode::Strict, &scopes), ..failover };
-        assert_eq!(names(&chosen(&strict, &all)), ["all"]);
-        assert!(chosen(&strict, &all[1..]).is_empty());
-        let standard = Service { load_balancer: None, ..strict };
-        assert_eq!(chosen(&standard, &all).len(), 5);
-    }
-
-    #[test]
-    fn a_best_rank_without_capacity_is_not_gone_around() {
-        let near = Workload { capacity: 0, ..placed("near", "here", "r1", "z1") };
-        let far = placed("far", "here", "r2", "z1");
-        let failover = balancer(LoadBalancerMode::Failover, &[Scope::Region]);
-        let web = Service { load_balancer: failover, ..service("web", &[], &[(80, 80)]) };
-        for order in [[near.clone(), far.clone()], [far, near]] {
-            assert!(chosen(&web, &order).is_empty());
-        }
-    }
-
-    #[test]
-    fn the_homeless_need_a_gateway_of_another_network() {
-        let web = service("web", &[], &[(80, 80)]);
-        let homeless = |network: &str, to| Workload {
-            addresses: vec![],
-            ..with(placed("homeless", network, "r1", "z1"), |common| common.network_gateway = to)
-        };
-        assert!(chosen(&web, &[homeless("here", gateway("10.0.0.9", 1))]).is_empty());
-        assert!(chosen(&web, &[homeless("far", None)]).is_empty());
-        assert_eq!(chosen(&web, &[homeless("far", gateway("10.0.0.9", 1))]).len(), 1);
-        let named = with(homeless("here", None), |common| common.hostname = "h".into());
-        assert_eq!(chosen(&web, &[named]).len(), 1);
-    }
-
-    #[test]
-    fn a_waypoint_without_the_port_must_have_an_application_tunnel() {
-        let way = service("web", &[], &[(80, 80)]);
-        let port_of = |tunnel: Option<Option<u16>>| {
-            let tunnel = tunnel.map(|port| ApplicationTunnel { protocol: TunnelProtocol::Proxy, port });
-            let waypoint = placed("waypoint", "here", "r1", "z1");
-            let waypoint = with(waypoint, |common| common.application_tunnel = tunnel);
-            let snapshot = mesh([waypoint.clone().into(), way.clone().into()]);
-            let mut random = fastrand::Rng::with_seed(1);
-            pick(&snapshot, &way, 15008, &waypoint, Purpose::Waypoint, &mut random).map(|chosen| chosen.port)
-        };
-        assert_eq!(port_of(None), None);
-        assert_eq!(port_of(Some(None)), Some(None));
-        assert_eq!(port_of(Some(Some(15088))), Some(Some(15008)));
-    }
-
-    #[test]
-    fn ipv6_is_avoided_where_it_is_off() {
-        let server = pod("server", &["fd00::1", "10.0.0.1"]);
-        let ip = |text: &str| text.parse::<IpAddr>().unwrap();
-        assert_eq!(pick_address(&server, ip("fd00::9"), None, true), Some(ip("fd00::1")));
-        assert_eq!(pick_address(&server, ip("fd00::9"), None, false), Some(ip("10.0.0.1")));
-        assert_eq!(pick_address(&server, ip("fd00::1"), None, false), Some(ip("fd00::1")));
-        assert_eq!(pick_address(&server, ip("10.9.9.9"), Some(IpFamilies::Ipv6), false), None);
-    }
-}
+#[path = "balance_tests.rs"]
+mod tests;

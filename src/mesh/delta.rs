@@ -7,6 +7,7 @@ use std::hash::Hash;
 use std::sync::Arc;
 
 use crate::base::text::Text;
+use crate::mesh::choices::Lazy;
 use crate::mesh::index::Index;
 use crate::mesh::policy::Policy;
 use crate::mesh::service::{Endpoint, Service, ServiceKey};
@@ -51,7 +52,8 @@ pub fn apply(
             Change::RemoveWorkload(uid) => set_workload(&mut next, &uid, None, local_node),
             Change::Service { service, endpoints } => {
                 let key = service.key.clone();
-                set_service(&mut next, &key, Some(Held { service, given: endpoints.into() }))
+                let held = Held { service, given: endpoints.into(), choices: Lazy::default() };
+                set_service(&mut next, &key, Some(held))
             }
             Change::RemoveService(key) => set_service(&mut next, &key, None),
             Change::RemoveAddress(name) if next.workload(&name).is_some() => {
@@ -124,6 +126,12 @@ fn index_workload(
     reindex(&mut next.workloads, old, new, |workload| Some(&*workload.uid));
     reindex(&mut next.addresses, old, new, |workload| workload.own_addresses());
     reindex(&mut next.endpoints, old, new, |workload| workload.services.iter().map(|(key, _)| key));
+    for (key, _) in old.into_iter().chain(new).flat_map(|workload| &workload.services) {
+        // Always, made or not: readers of the snapshot before may make theirs at this moment.
+        if let Some(held) = next.services.get_mut(key) {
+            held.choices = Lazy::default();
+        }
+    }
     reindex(&mut next.workload_hosts, old, new, |workload| {
         Some(&*workload.hostname).filter(|hostname| !hostname.is_empty())
     });

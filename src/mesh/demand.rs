@@ -90,6 +90,7 @@ mod tests {
     use super::*;
     use crate::base::net::Captured;
     use crate::mesh::fixture::{mesh, pod};
+    use crate::mesh::seen::View;
     use crate::mesh::service::{NetworkIp, Service, ServiceKey};
     use crate::mesh::workload::Workload;
 
@@ -108,7 +109,8 @@ mod tests {
         let source = pod("client", &["10.0.0.1"]);
         let target = Captured(to.parse().unwrap());
         let caller = "10.0.0.1".parse().unwrap();
-        let request = Request { snapshot, network, source: &source, caller, target, ipv6: true };
+        let view = View::default();
+        let request = Request { snapshot, network, source: &source, caller, target, ipv6: true, view };
         outbound(&request).iter().map(ToString::to_string).collect()
     }
 

@@ -3,6 +3,7 @@
 pub mod admit;
 pub mod authority;
 pub mod balance;
+mod choices;
 pub mod delta;
 pub mod demand;
 #[cfg(test)]
@@ -15,6 +16,7 @@ pub mod labels;
 pub mod policy;
 mod policy_set;
 pub mod route;
+pub mod seen;
 pub mod service;
 #[cfg(test)]
 pub(crate) mod slow;

@@ -1,15 +1,16 @@
-//! Where an outbound connection goes (reference section 6.2). Pure: one look at one snapshot gives a plan or the
-//! reason why not. What isn't built yet (other networks' gateways, host names resolved on demand) is refused by
-//! name: nothing is ever sent past the waypoint or gateway it should have taken.
+//! Where an outbound connection goes (reference sections 6.2 and 6.3). Pure: one look at one snapshot gives a plan, a
+//! host name to resolve first, or the reason why not. Nothing is ever sent past the waypoint or gateway that it
+//! should have taken.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use crate::base::fault::Whose;
 use crate::base::net::{Captured, Upstream};
 use crate::base::text::Text;
-use crate::mesh::balance::{self, Chosen, Purpose};
+use crate::mesh::balance::{self, Chosen, Purpose, Wanted};
 use crate::mesh::identity::Identity;
+use crate::mesh::seen::View;
 use crate::mesh::service::{LoadBalancerMode, Service};
 use crate::mesh::snapshot::{Found, Snapshot};
 use crate::mesh::workload::{GatewayAddress, GatewayDestination, Protocol, Workload};
@@ -29,15 +30,25 @@ pub struct Request<'a> {
     pub caller: IpAddr,
     pub target: Captured,
     pub ipv6: bool,
+    /// What is known of endpoints beyond the snapshot.
+    pub view: View<'a>,
+}
+
+/// What is to be done.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Routed {
+    Go(Plan),
+    /// The next hop is known by its host name only.
+    Resolve(Box<Named>),
 }
 
 /// How to carry one connection, and to whom.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Plan {
     pub carrier: Carrier,
-    /// What is dialled: the workload, its HBONE port, or the waypoint.
+    /// What is dialled: the workload, its HBONE port, the waypoint or the gateway.
     pub upstream: Upstream,
-    /// The `:authority` of the CONNECT; none for plain TCP.
+    /// The `:authority` of the CONNECT (of both, where there are two); none for plain TCP.
     pub authority: Option<Text>,
     /// Any one of these must be in the peer's certificate; empty for plain TCP.
     pub expected: Arc<[Identity]>,
@@ -45,12 +56,30 @@ pub struct Plan {
     pub destination: Option<Arc<Workload>>,
     /// The service that the client addressed.
     pub service: Option<Arc<Service>>,
+    /// The endpoint that was chosen among others; none where only this way is right.
+    pub picked: Option<Text>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Carrier {
     Tcp,
     Hbone,
+    /// Through the gateway of another network; any one of these must be in the certificate at the inner end (none:
+    /// nobody is believed).
+    DoubleHbone {
+        expected: Arc<[Identity]>,
+    },
+}
+
+/// A plan that lacks its address.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Named {
+    pub host: Text,
+    uid: Text,
+    target: IpAddr,
+    plan: Plan,
+    /// The port of the authority, where the authority names the address that is still to be found.
+    end: Option<u16>,
 }
 
 /// Why a connection goes nowhere. The texts are the reference's (section 6.5).
@@ -64,10 +93,18 @@ pub enum Refuse {
     NoHealthyUpstream(SocketAddr),
     #[error("unknown waypoint: waypoint {0} not found")]
     UnknownWaypoint(Text),
+    #[error("unknown network gateway: network gateway {0} not found")]
+    UnknownGateway(Text),
+    #[error("no service for target address: {0}")]
+    NoService(SocketAddr),
     #[error("no valid target port for workload: {0}")]
     NoTargetPort(Text),
     #[error("no valid routing destination for workload: {0}")]
     NoValidDestination(Text),
+    #[error("no ip addresses were resolved for workload: {0}")]
+    Unresolved(Text),
+    #[error("ip addresses were resolved for workload {0}, but valid dns response had no A/AAAA records")]
+    NoUsableAddress(Text),
     #[error("unsupported feature: {0}")]
     Unsupported(&'static str),
 }
@@ -80,8 +117,42 @@ impl Refuse {
             Self::NotSynced | Self::Unsupported(_) => Whose::Us,
             Self::NoHealthyUpstream(_)
             | Self::UnknownWaypoint(_)
+            | Self::UnknownGateway(_)
+            | Self::NoService(_)
             | Self::NoTargetPort(_)
-            | Self::NoValidDestination(_) => Whose::Mesh,
+            | Self::NoValidDestination(_)
+            | Self::Unresolved(_)
+            | Self::NoUsableAddress(_) => Whose::Mesh,
+        }
+    }
+}
+
+impl Named {
+    /// The whole plan, with one of the addresses that the name has: of the target's family where there is one.
+    /// `None`: nobody answered, or the name isn't known.
+    pub fn at(self, found: Option<&[IpAddr]>, random: &mut fastrand::Rng) -> Result<Plan, Refuse> {
+        let found = found.ok_or(Refuse::Unresolved(self.uid.clone()))?;
+        let is_alike = |ip: &&IpAddr| ip.is_ipv4() == self.target.is_ipv4();
+        let alike: Vec<_> = found.iter().filter(is_alike).collect();
+        let ip = random.choice(alike).or_else(|| random.choice(found));
+        let ip = *ip.ok_or(Refuse::NoUsableAddress(self.uid))?;
+        let mut plan = self.plan;
+        plan.upstream.0.set_ip(ip);
+        if let Some(port) = self.end {
+            plan.authority = Some(SocketAddr::new(ip, port).to_string().into());
+        }
+        Ok(plan)
+    }
+}
+
+impl Plan {
+    /// Whether the next hop is the destination, rather than a waypoint or gateway before it.
+    pub fn ends_at_next_hop(&self) -> bool {
+        let asked = self.authority.as_deref().and_then(|authority| authority.parse::<SocketAddr>().ok());
+        match self.carrier {
+            Carrier::Tcp => true,
+            Carrier::Hbone => asked.is_some_and(|asked| asked.ip() == self.upstream.ip()),
+            Carrier::DoubleHbone { .. } => false,
         }
     }
 }
@@ -92,7 +163,7 @@ pub fn self_call(target: Captured, illegal_ports: &[u16]) -> bool {
 }
 
 /// Decides where a connection goes.
-pub fn route(request: &Request<'_>, random: &mut fastrand::Rng) -> Result<Plan, Refuse> {
+pub fn route(request: &Request<'_>, random: &mut fastrand::Rng) -> Result<Routed, Refuse> {
     let Request { snapshot, source, target, .. } = *request;
     if !snapshot.synced {
         return Err(Refuse::NotSynced);
@@ -112,7 +183,7 @@ pub fn route(request: &Request<'_>, random: &mut fastrand::Rng) -> Result<Plan, 
     let at_vip = snapshot.service_at(&source.network, target.ip(), namespace);
     let chosen = match at_vip {
         Some(service) if service.mode() == LoadBalancerMode::Passthrough => None,
-        Some(service) => balance::pick(snapshot, service, target.port(), source, Purpose::Standard, random),
+        Some(service) => balance::pick(&wanted(request, service, target.port(), Purpose::Standard), random),
         None => snapshot
             .workload_at(&source.network, target.ip())
             .map(|workload| Chosen { workload, port: Some(target.port()) }),
@@ -121,15 +192,20 @@ pub fn route(request: &Request<'_>, random: &mut fastrand::Rng) -> Result<Plan, 
         (None, _) if meant.is_some_and(|service| service.mode() != LoadBalancerMode::Passthrough) => {
             Err(Refuse::NoHealthyUpstream(target.0))
         }
-        (None, _) => Ok(passthrough(target)),
+        (None, _) => Ok(Routed::Go(passthrough(target))),
         (Some(chosen), None) => match &chosen.workload.waypoint {
             Some(waypoint) if !is_waypoint(request, waypoint) => {
                 through_waypoint(request, waypoint, None, random)
             }
-            Some(_) | None => direct(request, chosen, None),
+            Some(_) | None => direct(request, chosen, None, random),
         },
-        (Some(chosen), Some(service)) => direct(request, chosen, Some(service)),
+        (Some(chosen), Some(service)) => direct(request, chosen, Some(service), random),
     }
+}
+
+fn wanted<'a>(request: &Request<'a>, service: &'a Service, port: u16, purpose: Purpose) -> Wanted<'a> {
+    let Request { snapshot, source, view, .. } = *request;
+    Wanted { snapshot, service, port, source, purpose, view }
 }
 
 /// Plain TCP to wherever the client wanted to go: nobody in the mesh is known there.
@@ -141,62 +217,44 @@ fn passthrough(target: Captured) -> Plan {
         expected: Arc::new([]),
         destination: None,
         service: None,
+        picked: None,
     }
 }
 
-fn direct(request: &Request<'_>, chosen: Chosen<'_>, service: Option<&Arc<Service>>) -> Result<Plan, Refuse> {
-    let workload = chosen.workload;
-    let ip = address(request, workload, service)?;
-    let port = chosen.port.ok_or_else(|| Refuse::NoTargetPort(workload.name.clone()))?;
-    let end = SocketAddr::new(ip, port);
-    let (carrier, upstream, authority, expected) = match workload.protocol {
-        Protocol::Tcp => (Carrier::Tcp, end, None, Arc::new([]) as Arc<[Identity]>),
-        Protocol::Hbone => (
-            Carrier::Hbone,
-            SocketAddr::new(ip, HBONE_PORT),
-            Some(end.to_string().into()),
-            expected(workload, service),
-        ),
-    };
-    Ok(Plan {
-        carrier,
-        upstream: Upstream(upstream),
-        authority,
-        expected,
-        destination: Some(workload.clone()),
-        service: service.cloned(),
-    })
+/// What is dialled next, before its address is known.
+struct Hop<'a> {
+    workload: &'a Arc<Workload>,
+    /// The service that it was found by, for its address families and names.
+    service: Option<&'a Arc<Service>>,
+    port: u16,
 }
 
-/// The address to dial, or why there is none to be had here.
-fn address(
+/// What the CONNECT asks for.
+enum Ask {
+    /// No CONNECT at all.
+    Nothing,
+    For(Text),
+    /// The hop's own address with this port.
+    Port(u16),
+}
+
+fn direct(
     request: &Request<'_>,
-    workload: &Workload,
+    Chosen { workload, port }: Chosen<'_>,
     service: Option<&Arc<Service>>,
-) -> Result<IpAddr, Refuse> {
+    random: &mut fastrand::Rng,
+) -> Result<Routed, Refuse> {
     if workload.network != request.source.network {
-        return Err(match workload.network_gateway {
-            Some(_) => Refuse::Unsupported("a destination in another network"),
-            None => Refuse::NoValidDestination(workload.name.clone()),
-        });
+        let service = service.ok_or(Refuse::NoService(request.target.0))?;
+        return through_gateway(request, workload, service, &service.subject_alt_names, random);
     }
-    let families = service.and_then(|service| service.ip_families);
-    match balance::pick_address(workload, request.target.ip(), families, request.ipv6) {
-        Some(ip) => Ok(ip),
-        None if workload.hostname.is_empty() => Err(Refuse::NoValidDestination(workload.name.clone())),
-        None => Err(Refuse::Unsupported("a workload known by its host name only")),
-    }
-}
-
-fn expected(workload: &Workload, service: Option<&Arc<Service>>) -> Arc<[Identity]> {
-    let names = service.map_or(&[][..], |service| &service.subject_alt_names);
-    names.iter().filter_map(|name| name.parse().ok()).chain([workload.identity()]).collect()
-}
-
-/// One of the weighted waypoints, else the only one.
-fn waypoint_of<'a>(service: &'a Service, random: &mut fastrand::Rng) -> Option<&'a GatewayAddress> {
-    let weighted = service.weighted_waypoints.iter().map(|(waypoint, weight)| (waypoint, *weight));
-    balance::pick_weighted(weighted, random).or(service.waypoint.as_ref()).map(|waypoint| &**waypoint)
+    let end = port.ok_or_else(|| Refuse::NoTargetPort(workload.name.clone()))?;
+    let (carrier, port, ask) = match workload.protocol {
+        Protocol::Tcp => (Carrier::Tcp, end, Ask::Nothing),
+        Protocol::Hbone => (Carrier::Hbone, HBONE_PORT, Ask::Port(end)),
+    };
+    let picked = service.map(|_| workload.uid.clone());
+    plan(request, &Hop { workload, service, port }, carrier, ask, Meant { service, picked })
 }
 
 /// HBONE to a waypoint, which is told where the client wanted to go.
@@ -205,37 +263,128 @@ fn through_waypoint(
     waypoint: &GatewayAddress,
     meant: Option<&Arc<Service>>,
     random: &mut fastrand::Rng,
-) -> Result<Plan, Refuse> {
-    let Request { snapshot, source, target, .. } = *request;
-    let port = waypoint.hbone_mtls_port;
-    let service = waypoint_service(request, waypoint);
-    let chosen = match (&waypoint.destination, service) {
+) -> Result<Routed, Refuse> {
+    let target = request.target.0;
+    let (Chosen { workload, port }, service) =
+        next_hop(request, waypoint, random).ok_or_else(|| Refuse::UnknownWaypoint(name(waypoint)))?;
+    if workload.network != request.source.network {
+        // The gateway there is asked for the service by name, so there must be one.
+        let meant = meant.ok_or(Refuse::NoService(target))?;
+        let names = service.map_or(&[][..], |service| &service.subject_alt_names);
+        return through_gateway(request, workload, meant, names, random);
+    }
+    let port = port.ok_or_else(|| Refuse::NoTargetPort(workload.name.clone()))?;
+    let picked = meant.map(|_| workload.uid.clone());
+    let hop = Hop { workload, service, port };
+    plan(request, &hop, Carrier::Hbone, Ask::For(target.to_string().into()), Meant { service: meant, picked })
+}
+
+/// HBONE within HBONE to another network: its gateway is told the service's name and port, and so is the far end.
+/// `names`: who may be at the far end.
+fn through_gateway(
+    request: &Request<'_>,
+    remote: &Workload,
+    meant: &Arc<Service>,
+    names: &[Text],
+    random: &mut fastrand::Rng,
+) -> Result<Routed, Refuse> {
+    let gateway =
+        remote.network_gateway.as_ref().ok_or_else(|| Refuse::NoValidDestination(remote.name.clone()))?;
+    let (Chosen { workload, port }, service) =
+        next_hop(request, gateway, random).ok_or_else(|| Refuse::UnknownGateway(name(gateway)))?;
+    let port = port.ok_or_else(|| Refuse::NoTargetPort(workload.name.clone()))?;
+    let carrier = Carrier::DoubleHbone { expected: spiffe(names).collect() };
+    // The port that the client asked for, not where some endpoint listens: the far side maps it.
+    let authority = format!("{}:{}", meant.key.hostname, request.target.port());
+    let meant = Meant { service: Some(meant), picked: Some(remote.uid.clone()) };
+    plan(request, &Hop { workload, service, port }, carrier, Ask::For(authority.into()), meant)
+}
+
+/// What the client meant, and which of several endpoints it got.
+struct Meant<'a> {
+    service: Option<&'a Arc<Service>>,
+    picked: Option<Text>,
+}
+
+fn plan(
+    request: &Request<'_>,
+    hop: &Hop<'_>,
+    carrier: Carrier,
+    ask: Ask,
+    meant: Meant<'_>,
+) -> Result<Routed, Refuse> {
+    let Hop { workload, service, port } = *hop;
+    let target = request.target.ip();
+    let families = service.and_then(|service| service.ip_families);
+    let found = balance::pick_address(workload, target, families, request.ipv6);
+    if found.is_none() && workload.hostname.is_empty() {
+        return Err(Refuse::NoValidDestination(workload.name.clone()));
+    }
+    let ip = found.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
+    let (authority, end) = match ask {
+        Ask::Nothing => (None, None),
+        Ask::For(text) => (Some(text), None),
+        Ask::Port(end) => (Some(SocketAddr::new(ip, end).to_string().into()), Some(end)),
+    };
+    let names = service.map_or(&[][..], |service| &service.subject_alt_names);
+    let expected: Arc<[Identity]> = match carrier {
+        Carrier::Tcp => Arc::new([]),
+        Carrier::Hbone | Carrier::DoubleHbone { .. } => spiffe(names).chain([workload.identity()]).collect(),
+    };
+    let plan = Plan {
+        carrier,
+        upstream: Upstream(SocketAddr::new(ip, port)),
+        authority,
+        expected,
+        destination: Some(workload.clone()),
+        service: meant.service.cloned(),
+        picked: meant.picked,
+    };
+    Ok(match found {
+        Some(_) => Routed::Go(plan),
+        None => {
+            let (host, uid) = (workload.hostname.clone(), workload.uid.clone());
+            Routed::Resolve(Box::new(Named { host, uid, target, plan, end }))
+        }
+    })
+}
+
+/// Those of a service's names that are identities.
+fn spiffe(names: &[Text]) -> impl Iterator<Item = Identity> {
+    names.iter().filter_map(|name| name.parse().ok())
+}
+
+/// One of the weighted waypoints, else the only one.
+fn waypoint_of<'a>(service: &'a Service, random: &mut fastrand::Rng) -> Option<&'a GatewayAddress> {
+    let weighted = service.weighted_waypoints.iter().map(|(waypoint, weight)| (waypoint, *weight));
+    balance::pick_weighted(weighted, random).or(service.waypoint.as_ref()).map(|waypoint| &**waypoint)
+}
+
+/// One of the workloads of a waypoint or a network's gateway, and the service that it stands behind.
+fn next_hop<'a>(
+    request: &Request<'a>,
+    gateway: &'a GatewayAddress,
+    random: &mut fastrand::Rng,
+) -> Option<(Chosen<'a>, Option<&'a Arc<Service>>)> {
+    let port = gateway.hbone_mtls_port;
+    let service = gateway_service(request, gateway);
+    let chosen = match (&gateway.destination, service) {
         // Passthrough counts for virtual addresses only: there is nothing to pass through to.
         (GatewayDestination::Address { .. }, Some(service))
             if service.mode() == LoadBalancerMode::Passthrough =>
         {
             None
         }
-        (_, Some(service)) => balance::pick(snapshot, service, port, source, Purpose::Waypoint, random),
-        (_, None) => {
-            waypoint_workload(snapshot, waypoint).map(|workload| Chosen { workload, port: Some(port) })
-        }
+        (_, Some(service)) => balance::pick(&wanted(request, service, port, Purpose::Waypoint), random),
+        (_, None) => gateway_workload(request.snapshot, gateway)
+            .filter(|workload| !request.view.is_tried(&workload.uid))
+            .map(|workload| Chosen { workload, port: Some(port) }),
     };
-    let chosen = chosen.ok_or_else(|| Refuse::UnknownWaypoint(name(waypoint)))?;
-    let ip = address(request, chosen.workload, service)?;
-    let port = chosen.port.ok_or_else(|| Refuse::NoTargetPort(chosen.workload.name.clone()))?;
-    Ok(Plan {
-        carrier: Carrier::Hbone,
-        upstream: Upstream(SocketAddr::new(ip, port)),
-        authority: Some(target.to_string().into()),
-        expected: expected(chosen.workload, service),
-        destination: Some(chosen.workload.clone()),
-        service: meant.cloned(),
-    })
+    Some((chosen?, service))
 }
 
-fn waypoint_service<'a>(request: &Request<'a>, waypoint: &'a GatewayAddress) -> Option<&'a Arc<Service>> {
-    match &waypoint.destination {
+fn gateway_service<'a>(request: &Request<'a>, gateway: &'a GatewayAddress) -> Option<&'a Arc<Service>> {
+    match &gateway.destination {
         GatewayDestination::Address { network, ip } => {
             request.snapshot.service_at(network, *ip, Some(&request.source.namespace))
         }
@@ -243,15 +392,15 @@ fn waypoint_service<'a>(request: &Request<'a>, waypoint: &'a GatewayAddress) -> 
     }
 }
 
-fn waypoint_workload<'a>(snapshot: &'a Snapshot, waypoint: &GatewayAddress) -> Option<&'a Arc<Workload>> {
-    match &waypoint.destination {
+fn gateway_workload<'a>(snapshot: &'a Snapshot, gateway: &GatewayAddress) -> Option<&'a Arc<Workload>> {
+    match &gateway.destination {
         GatewayDestination::Address { network, ip } => snapshot.workload_at(network, *ip),
         GatewayDestination::Hostname(key) => snapshot.workload_by_host(key),
     }
 }
 
-fn name(waypoint: &GatewayAddress) -> Text {
-    match &waypoint.destination {
+fn name(gateway: &GatewayAddress) -> Text {
+    match &gateway.destination {
         GatewayDestination::Address { network, ip } => format!("{network}/{ip}").into(),
         GatewayDestination::Hostname(key) => key.hostname.clone(),
     }
@@ -266,290 +415,14 @@ fn is_waypoint(request: &Request<'_>, waypoint: &GatewayAddress) -> bool {
             && workload.trust_domain == source.trust_domain
             && workload.addresses.contains(&caller)
     };
-    match waypoint_service(request, waypoint) {
+    match gateway_service(request, waypoint) {
         Some(service) => {
             snapshot.endpoints(&service.key).filter_map(|serving| serving.workload).any(is_caller)
         }
-        None => waypoint_workload(snapshot, waypoint).is_some_and(is_caller),
+        None => gateway_workload(snapshot, waypoint).is_some_and(is_caller),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::mesh::delta::Change;
-    use crate::mesh::fixture::{gateway, mesh, pod, service, serving, with};
-    use crate::mesh::service::{HealthPolicy, IpFamilies, LoadBalancer};
-    use crate::mesh::workload::NetworkMode;
-
-    /// `client` asks for `target` in a mesh of these things, from the client's own address.
-    fn ask(things: Vec<Change>, target: &str) -> Result<Plan, Refuse> {
-        ask_as(&pod("client", &["10.0.0.1"]), things, target)
-    }
-
-    fn ask_as(source: &Workload, things: Vec<Change>, target: &str) -> Result<Plan, Refuse> {
-        let snapshot = mesh(things.into_iter().chain([source.clone().into()]));
-        let request = Request {
-            snapshot: &snapshot,
-            network: "",
-            source,
-            caller: source.addresses[0],
-            target: Captured(target.parse().unwrap()),
-            ipv6: true,
-        };
-        route(&request, &mut fastrand::Rng::with_seed(7))
-    }
-
-    /// Carrier, what is dialled, authority.
-    fn told(plan: &Result<Plan, Refuse>) -> (Carrier, String, Option<&str>) {
-        let plan = plan.as_ref().unwrap();
-        (plan.carrier, plan.upstream.to_string(), plan.authority.as_deref())
-    }
-
-    fn names(plan: &Result<Plan, Refuse>) -> Vec<String> {
-        plan.as_ref().unwrap().expected.iter().map(ToString::to_string).collect()
-    }
-
-    fn passthrough_balancer() -> Option<LoadBalancer> {
-        Some(LoadBalancer {
-            routing_preferences: Vec::new(),
-            mode: LoadBalancerMode::Passthrough,
-            health_policy: HealthPolicy::OnlyHealthy,
-        })
-    }
-
-    #[test]
-    fn what_nobody_knows_is_passed_through() {
-        let plan = ask(vec![], "192.0.2.1:443");
-        assert_eq!(told(&plan), (Carrier::Tcp, "192.0.2.1:443".into(), None));
-        let plan = plan.unwrap();
-        assert!(plan.destination.is_none() && plan.service.is_none() && plan.expected.is_empty());
-    }
-
-    #[test]
-    fn before_the_first_sync_nothing_passes() {
-        let source = pod("client", &["10.0.0.1"]);
-        let request = Request {
-            snapshot: &Snapshot::default(),
-            network: "",
-            source: &source,
-            caller: source.addresses[0],
-            target: Captured("192.0.2.1:443".parse().unwrap()),
-            ipv6: true,
-        };
-        assert_eq!(route(&request, &mut fastrand::Rng::new()), Err(Refuse::NotSynced));
-    }
-
-    #[test]
-    fn known_workloads_are_reached_as_they_can_be() {
-        let plan = ask(vec![pod("server", &["10.0.0.2"]).into()], "10.0.0.2:80");
-        assert_eq!(told(&plan), (Carrier::Hbone, "10.0.0.2:15008".into(), Some("10.0.0.2:80")));
-        assert_eq!(names(&plan), ["spiffe://cluster.local/ns/default/sa/server"]);
-        let plain = Workload { protocol: Protocol::Tcp, ..pod("server", &["10.0.0.2"]) };
-        let plan = ask(vec![plain.into()], "10.0.0.2:80");
-        assert_eq!(told(&plan), (Carrier::Tcp, "10.0.0.2:80".into(), None));
-        assert_eq!(&*plan.unwrap().destination.unwrap().name, "server");
-    }
-
-    #[test]
-    fn an_address_of_another_network_is_not_the_workload_there() {
-        let far = with(pod("server", &["10.0.0.2"]), |common| common.network = "remote".into());
-        let plan = ask(vec![far.into()], "10.0.0.2:80").unwrap();
-        assert_eq!((plan.carrier, plan.destination), (Carrier::Tcp, None));
-    }
-
-    #[test]
-    fn services_map_their_ports_by_number_or_by_endpoint() {
-        for (service_target, mapped, port) in
-            [(8080, vec![], 8080), (0, vec![(80, 9090)], 9090), (8080, vec![(80, 9090)], 9090)]
-        {
-            let web = service("web", &["10.1.0.1"], &[(80, service_target)]);
-            let server = serving(pod("server", &["10.0.0.2"]), "web", &mapped);
-            let plan = ask(vec![web.into(), server.into()], "10.1.0.1:80");
-            let authority = format!("10.0.0.2:{port}");
-            assert_eq!(told(&plan), (Carrier::Hbone, "10.0.0.2:15008".into(), Some(&*authority)));
-            assert_eq!(&*plan.unwrap().service.unwrap().name, "web");
-        }
-    }
-
-    #[test]
-    fn a_service_without_a_usable_endpoint_has_no_healthy_upstream() {
-        let web = |ports: &[(u16, u16)]| service("web", &["10.1.0.1"], ports);
-        let server = |ports: &[(u16, u16)]| serving(pod("server", &["10.0.0.2"]), "web", ports);
-        let sick = Workload { status: crate::mesh::workload::Health::Unhealthy, ..server(&[(80, 80)]) };
-        let weightless = Workload { capacity: 0, ..server(&[(80, 80)]) };
-        let nowhere = Workload { addresses: vec![], ..server(&[(80, 80)]) };
-        for things in [
-            vec![web(&[(80, 80)]).into()],
-            vec![web(&[(81, 81)]).into(), server(&[(80, 80)]).into()],
-            vec![web(&[(80, 0)]).into(), server(&[]).into()],
-            vec![web(&[(80, 80)]).into(), sick.into()],
-            vec![web(&[(80, 80)]).into(), weightless.into()],
-            vec![web(&[(80, 80)]).into(), nowhere.into()],
-        ] {
-            let refusal = ask(things, "10.1.0.1:80").unwrap_err();
-            assert_eq!(refusal.to_string(), "no healthy upstream: 10.1.0.1:80");
-        }
-    }
-
-    #[test]
-    fn passthrough_services_are_passed_through_but_not_past_their_waypoint() {
-        let web =
-            Service { load_balancer: passthrough_balancer(), ..service("web", &["10.1.0.1"], &[(80, 80)]) };
-        let server = serving(pod("server", &["10.0.0.2"]), "web", &[(80, 80)]);
-        let plan = ask(vec![web.clone().into(), server.clone().into()], "10.1.0.1:80");
-        assert_eq!(told(&plan), (Carrier::Tcp, "10.1.0.1:80".into(), None));
-        assert!(plan.unwrap().service.is_none());
-        let guarded = Service { waypoint: gateway("10.0.0.9", 15008), ..web };
-        let plan =
-            ask(vec![guarded.into(), server.into(), pod("waypoint", &["10.0.0.9"]).into()], "10.1.0.1:80");
-        assert_eq!(told(&plan), (Carrier::Hbone, "10.0.0.9:15008".into(), Some("10.1.0.1:80")));
-    }
-
-    #[test]
-    fn service_waypoints_are_found_by_address_by_service_and_by_weight() {
-        let way = service("way", &["10.1.0.9"], &[(15008, 15018)]);
-        let way = Service { subject_alt_names: vec!["spiffe://td/ns/x/sa/y".into(), "junk".into()], ..way };
-        let waypoint = serving(pod("waypoint", &["10.0.0.9", "fd00::9"]), "way", &[]);
-        let server = serving(pod("server", &["10.0.0.2"]), "web", &[(80, 80)]);
-        let web = service("web", &["10.1.0.1"], &[(80, 80)]);
-        for (to, dialled) in
-            [("10.0.0.9", "10.0.0.9:15008"), ("10.1.0.9", "10.0.0.9:15018"), ("way", "10.0.0.9:15018")]
-        {
-            let web = Service { waypoint: gateway(to, 15008), ..web.clone() };
-            let things = vec![web.into(), server.clone().into(), way.clone().into(), waypoint.clone().into()];
-            let plan = ask(things, "10.1.0.1:80");
-            assert_eq!(told(&plan), (Carrier::Hbone, dialled.into(), Some("10.1.0.1:80")), "{to}");
-            let plan = plan.unwrap();
-            assert_eq!((&*plan.destination.unwrap().name, &*plan.service.unwrap().name), ("waypoint", "web"));
-            let of_service = if to == "10.0.0.9" { 1 } else { 2 };
-            assert_eq!(plan.expected.len(), of_service, "{to}");
-        }
-        let weighted = |weight| {
-            let choice = (gateway("10.0.0.9", 15008).unwrap(), weight);
-            Service { waypoint: gateway("10.0.0.8", 15008), weighted_waypoints: vec![choice], ..web.clone() }
-        };
-        let others = [waypoint.into(), pod("other", &["10.0.0.8"]).into()];
-        for (weight, dialled) in [(1, "10.0.0.9:15008"), (0, "10.0.0.8:15008")] {
-            let plan =
-                ask([weighted(weight).into()].into_iter().chain(others.clone()).collect(), "10.1.0.1:80");
-            assert_eq!(plan.unwrap().upstream.to_string(), dialled);
-        }
-    }
-
-    #[test]
-    fn an_unknown_waypoint_is_never_gone_around() {
-        for (to, text) in [
-            ("10.0.0.9", "unknown waypoint: waypoint /10.0.0.9 not found"),
-            ("way", "unknown waypoint: waypoint way.default.svc.cluster.local not found"),
-        ] {
-            let web = Service { waypoint: gateway(to, 15008), ..service("web", &["10.1.0.1"], &[(80, 80)]) };
-            let server = serving(pod("server", &["10.0.0.2"]), "web", &[(80, 80)]);
-            let server = with(server, |common| common.waypoint = gateway(to, 15008));
-            for target in ["10.1.0.1:80", "10.0.0.2:80"] {
-                let refusal = ask(vec![web.clone().into(), server.clone().into()], target).unwrap_err();
-                assert_eq!(refusal.to_string(), text);
-            }
-        }
-    }
-
-    #[test]
-    fn workload_waypoints_take_what_is_not_meant_for_a_service() {
-        let server = serving(pod("server", &["10.0.0.2"]), "web", &[(80, 80)]);
-        let server = with(server, |common| common.waypoint = gateway("fd00::9", 15008));
-        let things = || {
-            let waypoint = pod("waypoint", &["fd00::9", "10.0.0.9"]);
-            vec![server.clone().into(), waypoint.into(), service("web", &["10.1.0.1"], &[(80, 80)]).into()]
-        };
-        let plan = ask(things(), "10.0.0.2:80");
-        assert_eq!(told(&plan), (Carrier::Hbone, "10.0.0.9:15008".into(), Some("10.0.0.2:80")));
-        assert!(plan.unwrap().service.is_none());
-        let plan = ask(things(), "10.1.0.1:80");
-        assert_eq!(told(&plan), (Carrier::Hbone, "10.0.0.2:15008".into(), Some("10.0.0.2:80")));
-    }
-
-    #[test]
-    fn the_waypoint_itself_goes_on_but_whoever_shares_only_its_account_does_not() {
-        let server = |to| with(pod("server", &["10.0.0.2"]), |common| common.waypoint = gateway(to, 15008));
-        let waypoint = serving(pod("waypoint", &["10.0.0.9"]), "way", &[(15008, 15008)]);
-        let way = service("way", &["10.1.0.9"], &[(15008, 15008)]);
-        for to in ["10.0.0.9", "10.1.0.9", "way"] {
-            let things = || vec![server(to).into(), way.clone().into(), waypoint.clone().into()];
-            let plan = ask_as(&waypoint, things(), "10.0.0.2:80");
-            assert_eq!(plan.unwrap().upstream.to_string(), "10.0.0.2:15008", "{to}");
-            let twin = pod("twin", &["10.0.0.7"]);
-            let twin = with(twin, |common| common.service_account = "waypoint".into());
-            let plan = ask_as(&twin, things(), "10.0.0.2:80");
-            assert_eq!(plan.unwrap().upstream.to_string(), "10.0.0.9:15008", "{to}");
-        }
-    }
-
-    #[test]
-    fn the_callers_own_waypoint_is_ignored() {
-        let source = pod("client", &["10.0.0.1"]);
-        let source = with(source, |common| common.waypoint = gateway("10.0.0.9", 15008));
-        let plan = ask_as(&source, vec![pod("server", &["10.0.0.2"]).into()], "10.0.0.2:80");
-        assert_eq!(plan.unwrap().upstream.to_string(), "10.0.0.2:15008");
-    }
-
-    #[test]
-    fn what_is_not_built_is_refused_by_name() {
-        let web = service("web", &["10.1.0.1"], &[(80, 80)]);
-        let far = |gateway| {
-            with(serving(pod("server", &["10.0.0.2"]), "web", &[(80, 80)]), |common| {
-                common.network = "remote".into();
-                common.network_gateway = gateway;
-            })
-        };
-        let named = with(far(None), |common| {
-            common.hostname = "h.example".into();
-            common.network = "".into();
-        });
-        let named = Workload { addresses: vec![], ..named };
-        for (server, text) in [
-            (far(gateway("10.0.0.9", 15008)), "unsupported feature: a destination in another network"),
-            (far(None), "no valid routing destination for workload: server"),
-            (named, "unsupported feature: a workload known by its host name only"),
-        ] {
-            let refusal = ask(vec![web.clone().into(), server.into()], "10.1.0.1:80").unwrap_err();
-            assert_eq!(refusal.to_string(), text);
-        }
-    }
-
-    #[test]
-    fn addresses_keep_the_family_where_they_can() {
-        let server = serving(pod("server", &["10.0.0.2", "fd00::2"]), "web", &[(80, 80)]);
-        for (families, target, dialled) in [
-            (None, "10.1.0.1:80", "10.0.0.2:15008"),
-            (None, "[fd01::1]:80", "[fd00::2]:15008"),
-            (Some(IpFamilies::Dual), "[fd01::1]:80", "[fd00::2]:15008"),
-            (Some(IpFamilies::Ipv4), "[fd01::1]:80", "10.0.0.2:15008"),
-            (Some(IpFamilies::Ipv6), "10.1.0.1:80", "[fd00::2]:15008"),
-        ] {
-            let web = service("web", &["10.1.0.1", "fd01::1"], &[(80, 80)]);
-            let web = Service { ip_families: families, ..web };
-            let plan = ask(vec![web.into(), server.clone().into()], target);
-            assert_eq!(plan.unwrap().upstream.to_string(), dialled, "{families:?} {target}");
-        }
-    }
-
-    #[test]
-    fn host_network_workloads_are_found_by_service_only() {
-        let server = serving(pod("server", &["10.0.0.2"]), "web", &[(80, 8080)]);
-        let server = Workload { network_mode: NetworkMode::HostNetwork, protocol: Protocol::Tcp, ..server };
-        let things = || vec![server.clone().into(), service("web", &["10.1.0.1"], &[(80, 80)]).into()];
-        let direct = ask(things(), "10.0.0.2:22").unwrap();
-        assert_eq!((direct.carrier, direct.destination), (Carrier::Tcp, None));
-        let plan = ask(things(), "10.1.0.1:80");
-        assert_eq!(told(&plan), (Carrier::Tcp, "10.0.0.2:8080".into(), None));
-    }
-
-    #[test]
-    fn calls_to_our_own_ports_on_the_loopback_are_ours() {
-        let target = |text: &str| Captured(text.parse().unwrap());
-        assert!(self_call(target("127.0.0.1:15001"), &[15001]) && self_call(target("[::1]:15001"), &[15001]));
-        assert!(
-            !self_call(target("127.0.0.1:80"), &[15001]) && !self_call(target("10.0.0.1:15001"), &[15001])
-        );
-    }
-}
+#[path = "route_tests.rs"]
+mod tests;

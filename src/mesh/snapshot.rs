@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
+use crate::base::limits::TABLED_ENDPOINTS;
 use crate::base::text::Text;
+use crate::mesh::choices::{Choices, Lazy};
 use crate::mesh::index::Index;
 use crate::mesh::policy::{Policy, PolicyScope};
 use crate::mesh::policy_set::PolicySet;
@@ -52,6 +54,7 @@ pub(crate) type Services = Arc<[Arc<Service>]>;
 pub(crate) struct Held {
     pub service: Arc<Service>,
     pub given: Arc<[Endpoint]>,
+    pub choices: Lazy,
 }
 
 /// One endpoint of a service as the snapshot sees it.
@@ -206,6 +209,20 @@ impl Snapshot {
             endpoint.map(|endpoint| self.given(endpoint))
         };
         derived().or_else(given).filter(|serving| held.service.accepts(serving.status))
+    }
+
+    /// The table of a service with many endpoints, made by whoever asks first after a change.
+    pub(crate) fn choices(&self, key: &ServiceKey) -> Option<&Choices> {
+        let held = self.services.get(key)?;
+        held.choices.get_or_make(|| {
+            // Those that a file gives change without their service being told.
+            let members = || self.endpoints.find(key).filter_map(|workload| Serving::of(workload, key));
+            if !held.given.is_empty() || members().take(TABLED_ENDPOINTS).count() < TABLED_ENDPOINTS {
+                return None;
+            }
+            let admitted = members().filter(|serving| held.service.accepts(serving.status));
+            Some(Choices::new(&held.service, admitted.filter_map(|serving| serving.workload.cloned())))
+        })
     }
 
     fn given<'a>(&'a self, endpoint: &'a Endpoint) -> Serving<'a> {

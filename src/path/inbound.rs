@@ -1,7 +1,7 @@
 //! A peer's tunnel calls a pod: port 15008. TLS -> each CONNECT: parse -> validate -> admit -> dial the pod with
 //! the original source -> 200 -> relay. Statuses and texts are of section 7.2 of the reference.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -12,7 +12,6 @@ use crate::mesh::admit::{Inbound, InboundRequest, inbound};
 use crate::mesh::demand;
 use crate::mesh::identity::Identity;
 use crate::mesh::labels::{Reporter, Security};
-use crate::mesh::route::Refuse;
 use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::{TunnelProtocol, Workload};
 use crate::path::record::{About, Record, Side, closed, deny_early, outcome};
@@ -34,6 +33,7 @@ use crate::sys::origdst::original_destination;
 use crate::wire::access_log::Direction;
 use crate::wire::h2::{Code, RequestHead};
 use crate::wire::hbone::{Authority, baggage_of, forwarded_host, parse_baggage, trace_id};
+use crate::wire::proxy_protocol::header;
 
 /// Serves one tunnel of a peer until it ends.
 pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
@@ -124,8 +124,9 @@ async fn prepare(
     closer.wake(stream.signal.clone());
     let (record, entered) = enter(world, link, head, &checked, &closer);
     let reached = either(reach(world, link, head, &checked, &entered), interrupted(stream, &closer)).await;
-    let app = match reached {
-        Ok(app) => app,
+    let told = reached.and_then(|app| Ok((app, introduction(link, &checked.found)?)));
+    let (app, introduction) = match told {
+        Ok(told) => told,
         Err((status, failure)) => {
             refuse(status);
             record.close(Err(failure));
@@ -135,6 +136,11 @@ async fn prepare(
     let baggage = world.shard.settings.response_baggage.then(|| baggage_of(&checked.local));
     let baggage = baggage.as_deref().filter(|baggage| !baggage.is_empty());
     link.tunnel.respond(stream, 200, baggage, false);
+    // The first that the application hears, before any payload.
+    if let Err(error) = app.send_all(&introduction).await {
+        record.close(Err(Failure::io(&error)));
+        return None;
+    }
     let relay = StreamRelay {
         app: Rc::new(app),
         stream: unrelayed.relayed(),
@@ -214,9 +220,6 @@ async fn check(world: &Rc<PodWorld>, link: &Link, head: &RequestHead) -> Result<
     }
     let found = inbound(&request(world, link, &snapshot, &local, authority))
         .map_err(|refuse| (refuse.status(), Failure::InboundRefused(refuse)))?;
-    if found.tunnel.is_some_and(|tunnel| tunnel.protocol == TunnelProtocol::Proxy) {
-        return Err((503, Failure::Refused(Refuse::Unsupported("application tunnel PROXY"))));
-    }
     let asked = match parsed {
         Authority::Address(address) => Some(address.ip()).filter(|asked| *asked != link.local.ip()),
         Authority::Host { .. } => None,
@@ -246,9 +249,26 @@ async fn reach(
     let trace = head.traceparent.as_deref().and_then(trace_id).unwrap_or_default();
     let caller = Caller { workload: &checked.local, request: Some((trace, link.source.0)) };
     decision::admit(&world.shard, entered, caller).map_err(|failure| (401, failure))?;
-    let from = world.keeps_source.then_some(link.source.ip());
-    let to = checked.found.upstream.0;
+    let (mut to, mut from) = (checked.found.upstream.0, world.keeps_source.then_some(link.source.ip()));
+    if world.shard.settings.localhost_app_tunnel && proxy_target(&checked.found).is_some() {
+        // The header tells the application who calls, so the connection needn't.
+        to.set_ip(if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
+        from = None;
+    }
     world.dial(to, from).await.map_err(|error| (503, Failure::Application(error.to_string())))
+}
+
+/// What the caller asked for, where the application wants to be told.
+fn proxy_target(found: &Inbound) -> Option<SocketAddr> {
+    found.tunnel.filter(|tunnel| tunnel.protocol == TunnelProtocol::Proxy).map(|tunnel| tunnel.target)
+}
+
+/// The header of an application tunnel of protocol PROXY; nothing for others.
+fn introduction(link: &Link, found: &Inbound) -> Result<Vec<u8>, (u16, Failure)> {
+    let Some(target) = proxy_target(found) else { return Ok(Vec::new()) };
+    let identity = peer(link).map(ToString::to_string);
+    header(link.source.0, target, identity.as_deref())
+        .map_err(|error| (503, Failure::Application(error.to_string())))
 }
 
 /// What ends the wait for the application early: a policy that changed, or a peer that gave its request up.

@@ -2,8 +2,11 @@
 //! waiting and bytes in `shard`, and `record` is the one place where an outcome becomes counters and a log line.
 
 pub mod inbound;
+mod nested;
+mod opening;
 pub mod outbound;
 pub mod passthrough;
+mod reach;
 pub mod record;
 #[cfg(test)]
 mod tests;

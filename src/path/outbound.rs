@@ -1,39 +1,41 @@
-//! A pod's application calls somebody: port 15001. Captured address -> plan -> tunnel or plain dial -> relay.
+//! A pod's application calls somebody: port 15001. Captured address -> plan -> tunnel or plain dial -> relay. Where the
+//! chosen endpoint of a service can't be reached, another one is tried, as long as nothing was taken from the
+//! application.
 
 use std::cell::Cell;
-use std::io::{self, ErrorKind};
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use crate::base::limits;
 use crate::base::net::{Captured, Source};
+use crate::base::text::Text;
 use crate::bridge::report::LiveProtocol;
 use crate::mesh::demand;
-use crate::mesh::labels::{Reporter, Security};
-use crate::mesh::route::{Carrier, Plan, Refuse, Request, route, self_call};
+use crate::mesh::labels::{Party, Reporter, Security};
+use crate::mesh::route::{Carrier, Plan, Refuse, Request, Routed, route, self_call};
+use crate::mesh::seen::{Seen, View};
 use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::Workload;
+use crate::path::opening::Opening;
+use crate::path::reach::{Asker, Place, Reached, Unreached, take_ahead};
 use crate::path::record::{About, Record, Side, deny_early, outcome};
-use crate::path::unrelayed::Unrelayed;
+use crate::shard::Shard;
 use crate::shard::closer::Closer;
-use crate::shard::failure::{Failure, Status};
-use crate::shard::link::dial_tunnel;
+use crate::shard::failure::Failure;
 use crate::shard::meter::Way;
 use crate::shard::pod::{Accepted, PodWorld};
-use crate::shard::pool::{Key, Reservation};
 use crate::shard::relay::{Ending, StreamRelay};
 use crate::shard::socket::{Held, Socket};
 use crate::shard::splice::Splice;
-use crate::shard::stream::{Answer, Cut, Stream};
+use crate::shard::stats::bump;
 use crate::shard::table::{Entered, Entry, Original};
-use crate::shard::tunnel::Tunnel;
-use crate::shard::within;
 use crate::sys::origdst::original_destination;
 use crate::wire::access_log::Direction;
-use crate::wire::h2::ConnectHead;
-use crate::wire::hbone::{baggage_of, forwarded, traceparent};
+use crate::wire::hbone::parse_baggage_if_visible;
 
 /// Carries one captured connection to its end.
 pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
@@ -41,7 +43,7 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
     // Getting there needs much more room than being there, so it is given back on arrival.
     let Some(underway) = Box::pin(prepare(&world, fd, source)).await else { return };
     drop(world);
-    let Underway { running, record, entered: _entered } = underway;
+    let Underway { running, record, entered: _entered, live: _live } = underway;
     record.close(outcome(running.await));
 }
 
@@ -50,10 +52,17 @@ struct Underway {
     running: Pin<Box<dyn Future<Output = Ending>>>,
     record: Record,
     entered: Entered,
+    live: Option<Live>,
+}
+
+/// The far side, reached.
+enum Arrived {
+    Tunnel(Box<Reached>),
+    Plain(Socket),
 }
 
 enum Carried {
-    Tunnel(StreamRelay, Reservation),
+    Tunnel(StreamRelay, Place),
     Plain(Splice),
 }
 
@@ -61,9 +70,9 @@ impl Carried {
     /// In a box of the size that it needs: a tunnelled connection is half as large as a plain one.
     fn run(self) -> Pin<Box<dyn Future<Output = Ending>>> {
         match self {
-            Self::Tunnel(relay, reservation) => Box::pin(async move {
+            Self::Tunnel(relay, place) => Box::pin(async move {
                 let ending = relay.run().await;
-                drop(reservation);
+                drop(place);
                 ending
             }),
             Self::Plain(splice) => Box::pin(splice.run()),
@@ -74,24 +83,48 @@ impl Carried {
 async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Underway> {
     let shard = &world.shard;
     let target = original_destination(fd.as_fd()).ok()?;
-    let app = Socket::new(fd).ok()?;
-    let (plan, local) = match decide(world, source, target).await {
+    let app = Held::new(Socket::new(fd).ok()?);
+    let call = Outbound { world, source, target };
+    let (mut plan, local) = match call.decide(&[]).await {
         Ok(decided) => decided,
         Err(failure) => {
             deny_early(shard, Direction::Outbound, source.0, target.0, &failure);
-            app.abort();
             return None;
         }
     };
-    let record = Record::open(shard, about(&plan, source, &local));
     let closer = Closer::default();
-    let entered = shard.table.enter(entry(world, source, target, &plan, closer.clone()));
-    let carried = match plan.carrier {
-        Carrier::Tcp => splice(world, app, &plan, &record, closer).await,
-        Carrier::Hbone => tunnel(world, app, source, &local, &plan, &record, closer).await,
+    let mut opening = Opening::new(shard, about(&plan, source, &local), is_settled(shard, &plan));
+    let mut entered = shard.table.enter(call.entry(&plan, &closer));
+    let mut tried = Vec::new();
+    let arrived = loop {
+        let Unreached { failure, untouched } = match call.reach(&plan, &local, &app).await {
+            Ok(arrived) => break arrived,
+            Err(unreached) => unreached,
+        };
+        note_failure(shard, &plan, &failure);
+        let is_one_of_many = plan.picked.is_some();
+        let next = if is_one_of_many && untouched && may_try_again(shard, &opening, &failure) {
+            call.elsewhere(&plan, &mut tried).await
+        } else {
+            None
+        };
+        let Some(next) = next else {
+            opening.open().close(Err(failure));
+            return None;
+        };
+        bump(&shard.stats.engine.second_tries);
+        plan = next;
+        opening.again(about(&plan, source, &local));
+        drop(entered);
+        entered = shard.table.enter(call.entry(&plan, &closer));
     };
-    match carried {
-        Ok(carried) => Some(Underway { running: carried.run(), record, entered }),
+    let live = note_success(shard, &plan);
+    if let Arrived::Tunnel(reached) = &arrived {
+        opening.learn(|about| learn(shard, reached, about));
+    }
+    let record = opening.open();
+    match carry(world, app, arrived, &record, closer) {
+        Ok(carried) => Some(Underway { running: carried.run(), record, entered, live }),
         Err(failure) => {
             record.close(Err(failure));
             None
@@ -99,214 +132,206 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Un
     }
 }
 
-/// Where the connection goes, by one look at one snapshot, once the pod's own record is known.
-async fn decide(
-    world: &Rc<PodWorld>,
+/// One captured connection.
+struct Outbound<'a> {
+    world: &'a Rc<PodWorld>,
     source: Source,
     target: Captured,
-) -> Result<(Plan, Arc<Workload>), Failure> {
-    let shard = &world.shard;
-    if self_call(target, &shard.settings.illegal_ports) {
-        return Err(Failure::Refused(Refuse::SelfCall));
-    }
-    let (mut snapshot, local) = shard.local_workload(&world.pod.info).await?;
-    if shard.settings.on_demand {
-        let missing =
-            |snapshot: &Snapshot| demand::outbound(&request(world, snapshot, &local, source, target));
-        snapshot = Box::pin(shard.looked_up(missing)).await?;
-    }
-    let plan = route(&request(world, &snapshot, &local, source, target), &mut shard.random.borrow_mut())?;
-    Ok((plan, local))
 }
 
-fn request<'a>(
-    world: &'a PodWorld,
-    snapshot: &'a Snapshot,
-    source: &'a Workload,
-    caller: Source,
-    target: Captured,
-) -> Request<'a> {
-    let settings = &world.shard.settings;
-    Request { snapshot, network: &settings.network, source, caller: caller.ip(), target, ipv6: settings.ipv6 }
+impl Outbound<'_> {
+    /// Where the connection goes, by one look at one snapshot, once the pod's own record is known.
+    async fn decide(&self, tried: &[Text]) -> Result<(Plan, Arc<Workload>), Failure> {
+        let shard = &self.world.shard;
+        if self_call(self.target, &shard.settings.illegal_ports) {
+            return Err(Failure::Refused(Refuse::SelfCall));
+        }
+        let (mut snapshot, local) = shard.local_workload(&self.world.pod.info).await?;
+        if shard.settings.on_demand {
+            let missing =
+                |snapshot: &Snapshot| demand::outbound(&self.request(snapshot, &local, View::default()));
+            snapshot = Box::pin(shard.looked_up(missing)).await?;
+        }
+        let routed = {
+            let seen = shard.seen.borrow();
+            let view = view(shard, &seen, tried);
+            route(&self.request(&snapshot, &local, view), &mut shard.random.borrow_mut())?
+        };
+        let plan = match routed {
+            Routed::Go(plan) => plan,
+            Routed::Resolve(named) => {
+                shard.stats.on_demand_dns(principal(&local), &named.host);
+                let found = Box::pin(shard.resolved(&named.host)).await;
+                named.at(found.as_deref(), &mut shard.random.borrow_mut())?
+            }
+        };
+        Ok((plan, local))
+    }
+
+    fn request<'a>(&'a self, snapshot: &'a Snapshot, source: &'a Workload, view: View<'a>) -> Request<'a> {
+        let settings = &self.world.shard.settings;
+        let (network, ipv6) = (&*settings.network, settings.ipv6);
+        Request { snapshot, network, source, caller: self.source.ip(), target: self.target, ipv6, view }
+    }
+
+    /// Another plan than the one that failed. Behind one gateway there may be no other, and then another endpoint.
+    async fn elsewhere(&self, failed: &Plan, tried: &mut Vec<Text>) -> Option<Plan> {
+        let next_hop = failed.destination.as_deref().map(|workload| workload.uid.clone());
+        for uid in next_hop.into_iter().chain(failed.picked.clone()) {
+            if tried.contains(&uid) {
+                continue;
+            }
+            tried.push(uid);
+            if let Ok((plan, _)) = Box::pin(self.decide(tried)).await
+                // The mesh may have changed meanwhile; what is passed through now is not what was asked for.
+                && plan.picked.is_some()
+            {
+                return Some(plan);
+            }
+        }
+        None
+    }
+
+    async fn reach(&self, plan: &Plan, local: &Arc<Workload>, app: &Held) -> Result<Arrived, Unreached> {
+        if plan.carrier == Carrier::Tcp {
+            let server = self.world.dial(plan.upstream.0, None).await.map_err(|error| {
+                if error.kind() == ErrorKind::TimedOut {
+                    Failure::ConnectDeadline
+                } else {
+                    Failure::io(&error)
+                }
+            })?;
+            return Ok(Arrived::Plain(server));
+        }
+        let asker = Asker::new(self.world, self.source, local, plan);
+        let reached = Box::pin(asker.reach(self.world, &asker.key(plan), Some(app))).await?;
+        Ok(Arrived::Tunnel(Box::new(reached)))
+    }
+
+    fn entry(&self, plan: &Plan, closer: &Closer) -> Entry {
+        Entry {
+            pod: self.world.pod.uid.clone(),
+            src: self.source.0,
+            original: Original::Captured(self.target.0),
+            actual_dst: plan.upstream.0,
+            protocol: match plan.carrier {
+                Carrier::Tcp => LiveProtocol::Tcp,
+                Carrier::Hbone => LiveProtocol::Hbone,
+                Carrier::DoubleHbone { .. } => LiveProtocol::DoubleHbone,
+            },
+            closer: closer.clone(),
+            subject: None,
+        }
+    }
 }
 
-async fn splice(
+fn view<'a>(shard: &Shard, seen: &'a Seen, tried: &'a [Text]) -> View<'a> {
+    let least_connections = shard.settings.least_connections;
+    View { tried, seen: Some((seen, Instant::now())), least_connections }
+}
+
+/// Whether the way is the only one, and what it will be called is known now.
+fn is_settled(shard: &Shard, plan: &Plan) -> bool {
+    let nested = matches!(plan.carrier, Carrier::DoubleHbone { .. });
+    !nested && (plan.picked.is_none() || shard.settings.retries == 0)
+}
+
+fn may_try_again(shard: &Shard, opening: &Opening, failure: &Failure) -> bool {
+    let window = Duration::from_millis(limits::RETRY_WINDOW_MS);
+    failure.another_may_do()
+        && opening.attempts() <= shard.settings.retries
+        && opening.started().elapsed() < window
+}
+
+fn carry(
     world: &Rc<PodWorld>,
-    client: Socket,
-    plan: &Plan,
+    app: Held,
+    arrived: Arrived,
     record: &Record,
     closer: Closer,
 ) -> Result<Carried, Failure> {
-    let held = Held::new(client);
-    let server = world.dial(plan.upstream.0, None).await.map_err(|error| {
-        if error.kind() == ErrorKind::TimedOut { Failure::ConnectDeadline } else { Failure::io(&error) }
-    })?;
-    let client = held.reached();
     let (meter, buffers) = (record.meter().clone(), world.shard.buffers.clone());
-    Ok(Carried::Plain(Splice { client, server, meter, buffers, closer, clean: Cell::new(false) }))
-}
-
-async fn tunnel(
-    world: &Rc<PodWorld>,
-    app: Socket,
-    source: Source,
-    local: &Arc<Workload>,
-    plan: &Plan,
-    record: &Record,
-    closer: Closer,
-) -> Result<Carried, Failure> {
-    let held = Held::new(app);
-    let Reached { reservation, unrelayed, ahead } = reach(world, source, local, plan, &held).await?;
-    let app = held.reached();
-    take_ahead(world, &app, ahead).map_err(|error| Failure::io(&error))?;
-    record.meter().add(Way::ToServer, ahead);
+    let client = app.reached();
+    let Reached { place, unrelayed, ahead, .. } = match arrived {
+        Arrived::Tunnel(reached) => *reached,
+        Arrived::Plain(server) => {
+            let clean = Cell::new(false);
+            return Ok(Carried::Plain(Splice { client, server, meter, buffers, closer, clean }));
+        }
+    };
+    take_ahead(world, &client, ahead).map_err(|error| Failure::io(&error))?;
+    meter.add(Way::ToServer, ahead);
     closer.wake(unrelayed.stream.signal.clone());
     let relay = StreamRelay {
-        app: Rc::new(app),
-        tunnel: reservation.tunnel.clone(),
+        app: Rc::new(client),
+        tunnel: place.tunnel().clone(),
         stream: unrelayed.relayed(),
-        meter: record.meter().clone(),
-        buffers: world.shard.buffers.clone(),
+        meter,
+        buffers,
         way: Way::ToServer,
         closer,
         clean: false,
     };
-    Ok(Carried::Tunnel(relay, reservation))
+    Ok(Carried::Tunnel(relay, place))
 }
 
-/// A stream whose CONNECT was answered with 200.
-struct Reached {
-    reservation: Reservation,
-    unrelayed: Unrelayed,
-    /// Bytes of the application that went ahead and still stand in its socket.
-    ahead: usize,
-}
-
-async fn reach(
-    world: &Rc<PodWorld>,
-    source: Source,
-    local: &Arc<Workload>,
-    plan: &Plan,
-    app: &Held,
-) -> Result<Reached, Failure> {
-    let key = Key {
-        source: source.ip(),
-        identity: local.identity(),
-        expected: plan.expected.clone(),
-        destination: plan.upstream.0,
-    };
-    let host = plan.service.as_deref().map(|service| &*service.key.hostname);
-    let (baggage, forwarded) = (baggage_of(local), forwarded(source.0, host));
-    let traceparent = traceparent(&mut world.shard.random.borrow_mut());
-    let head = ConnectHead {
-        authority: plan.authority.as_deref().unwrap_or_default(),
-        baggage: Some(&*baggage).filter(|baggage| !baggage.is_empty()),
-        forwarded: Some(&forwarded),
-        traceparent: Some(&traceparent),
-        x_forwarded_network: None,
-    };
-    let first = acquire(world, &key).await?;
-    let call = Call { world, key: &key, head: &head, app };
-    let asked = within(limits::CONNECT_ANSWER_DEADLINE_MS, call.ask_again(first)).await;
-    asked.ok_or(Failure::ConnectDeadline)?
-}
-
-async fn acquire(world: &Rc<PodWorld>, key: &Key) -> Result<Reservation, Failure> {
-    world.pool.acquire(key, || dial_tunnel(world.clone(), key.clone())).await
-}
-
-/// Why a request came to nothing.
-enum Unasked {
-    /// The tunnel was full, going away or lost before it answered: another may do better.
-    Unheard(Failure),
-    Answered(Failure),
-}
-
-/// One connection's request, asked of one tunnel or another.
-struct Call<'a> {
-    world: &'a Rc<PodWorld>,
-    key: &'a Key,
-    head: &'a ConnectHead<'a>,
-    app: &'a Held,
-}
-
-impl Call<'_> {
-    /// Asks on one tunnel after another, a bounded number of times: nothing has been taken from the application yet,
-    /// so a request that no tunnel answered may be made again.
-    async fn ask_again(&self, mut reservation: Reservation) -> Result<Reached, Failure> {
-        let mut tries = 1;
-        loop {
-            match self.ask(&reservation.tunnel).await {
-                Ok((unrelayed, ahead)) => return Ok(Reached { reservation, unrelayed, ahead }),
-                Err(Unasked::Unheard(_)) if tries < limits::TUNNEL_TRIES => tries += 1,
-                Err(Unasked::Unheard(failure) | Unasked::Answered(failure)) => return Err(failure),
-            }
-            drop(reservation);
-            reservation = acquire(self.world, self.key).await?;
-        }
-    }
-
-    async fn ask(&self, tunnel: &Rc<Tunnel>) -> Result<(Unrelayed, usize), Unasked> {
-        let stream =
-            tunnel.open(self.head).map_err(|error| Unasked::Unheard(Failure::Http2(error.to_string())))?;
-        let asked = Unrelayed::new(tunnel.clone(), stream);
-        let ahead = self.send_ahead(tunnel, &asked.stream);
-        match answer_of(&asked.stream).await {
-            Ok(Answer { status: 200, .. }) => Ok((asked, ahead)),
-            Ok(Answer { status, .. }) => Err(Unasked::Answered(Failure::Status(Status(status)))),
-            Err(Cut::Revoked) => Err(Unasked::Answered(Failure::Revoked)),
-            Err(cut) => {
-                let failure = Failure::Http2(format!("no answer: {cut}"));
-                // Lost with its tunnel, what went ahead may have reached the application there: never send it twice.
-                let unheard = cut.may_try_again() && (ahead == 0 || cut != Cut::Lost);
-                Err(if unheard { Unasked::Unheard(failure) } else { Unasked::Answered(failure) })
-            }
-        }
-    }
-
-    /// Sends what the application has said already in one record with the request, so that a caller that speaks
-    /// first waits a round trip less (decisions/first-bytes-with-the-request.md). The bytes stay in the socket.
-    fn send_ahead(&self, tunnel: &Rc<Tunnel>, stream: &Rc<Stream>) -> usize {
-        let Some(app) = self.app.socket() else { return 0 };
-        let mut scratch = self.world.shard.buffers.bulk.borrow_mut();
-        let room = tunnel.capacity(stream).min(limits::AHEAD_BYTES);
-        let first = scratch.get_mut(..room).unwrap_or_default();
-        // The end and an error show again when the relay reads.
-        let said = if first.is_empty() { 0 } else { app.peek(first).unwrap_or(0) };
-        if said > 0 {
-            tunnel.send_small(stream, first.get(..said).unwrap_or_default());
-        }
-        said
+/// An endpoint among others that can't be reached is left out for a while.
+fn note_failure(shard: &Shard, plan: &Plan, failure: &Failure) {
+    let Some(workload) = plan.destination.as_deref().filter(|_| plan.picked.is_some()) else { return };
+    // A waypoint's or gateway's answer says something of what lies behind it.
+    let blamed = !matches!(failure, Failure::Status(_)) || plan.ends_at_next_hop();
+    if blamed && failure.another_may_do() && !shard.settings.ejection.is_zero() {
+        bump(&shard.stats.engine.ejections);
+        shard.seen.borrow_mut().eject(&workload.uid, Instant::now(), shard.settings.ejection);
     }
 }
 
-/// Takes from the application what was sent ahead of the answer.
-fn take_ahead(world: &PodWorld, app: &Socket, ahead: usize) -> io::Result<()> {
-    let mut scratch = world.shard.buffers.bulk.borrow_mut();
-    let mut left = ahead;
-    while left > 0 {
-        match app.receive(scratch.get_mut(..left).unwrap_or_default())? {
-            0 => return Err(ErrorKind::UnexpectedEof.into()),
-            taken => left -= taken,
-        }
+fn note_success(shard: &Rc<Shard>, plan: &Plan) -> Option<Live> {
+    let picked = plan.picked.as_ref()?;
+    let mut seen = shard.seen.borrow_mut();
+    if let Some(next_hop) = plan.destination.as_deref() {
+        seen.welcome_back(&next_hop.uid);
     }
-    Ok(())
+    if !shard.settings.least_connections {
+        return None;
+    }
+    seen.enter(picked);
+    Some(Live { shard: shard.clone(), uid: picked.clone() })
 }
 
-async fn answer_of(stream: &Stream) -> Result<Answer, Cut> {
-    loop {
-        if let Some(answer) = stream.take_answer() {
-            return Ok(answer);
-        }
-        if let Some(cut) = stream.cut() {
-            return Err(cut);
-        }
-        stream.signal.wait().await;
+/// Counts a connection at its endpoint.
+struct Live {
+    shard: Rc<Shard>,
+    uid: Text,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        self.shard.seen.borrow_mut().leave(&self.uid);
     }
+}
+
+/// Through another network's gateway, the far end tells who it is; what can't be read leaves the gateway's name.
+fn learn(shard: &Shard, reached: &Reached, about: &mut About) {
+    if matches!(reached.place, Place::Single(_)) {
+        return;
+    }
+    about.destination.identity = reached.place.tunnel().peer.identity.clone();
+    let told: Vec<&[u8]> = reached.baggage.iter().map(Vec::as_slice).collect();
+    if shard.settings.response_baggage
+        && let Some(baggage) = parse_baggage_if_visible(&told)
+    {
+        about.destination.workload = None;
+        about.destination.told = Some(Box::new(baggage.party()));
+    }
+}
+
+fn principal(local: &Arc<Workload>) -> Party {
+    Party { principal: Some(local.identity()), ..Party::of(local) }
 }
 
 fn about(plan: &Plan, source: Source, local: &Arc<Workload>) -> About {
-    let tunnelled = plan.carrier == Carrier::Hbone;
+    let tunnelled = plan.carrier != Carrier::Tcp;
     let destination_identity = plan.destination.as_deref().map(Workload::identity);
     About {
         reporter: Reporter::Source,
@@ -317,20 +342,5 @@ fn about(plan: &Plan, source: Source, local: &Arc<Workload>) -> About {
         destination: Side::of(plan.destination.clone(), destination_identity),
         service: plan.service.clone(),
         security: if tunnelled { Security::MutualTls } else { Security::Unknown },
-    }
-}
-
-fn entry(world: &PodWorld, source: Source, target: Captured, plan: &Plan, closer: Closer) -> Entry {
-    Entry {
-        pod: world.pod.uid.clone(),
-        src: source.0,
-        original: Original::Captured(target.0),
-        actual_dst: plan.upstream.0,
-        protocol: match plan.carrier {
-            Carrier::Tcp => LiveProtocol::Tcp,
-            Carrier::Hbone => LiveProtocol::Hbone,
-        },
-        closer,
-        subject: None,
     }
 }

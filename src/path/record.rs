@@ -47,6 +47,7 @@ pub struct About {
 pub struct Record {
     shard: Rc<Shard>,
     about: Box<About>,
+    attempts: u32,
     meter: Rc<Meter>,
     closed: bool,
 }
@@ -54,10 +55,15 @@ pub struct Record {
 impl Record {
     /// Counts a connection as opened.
     pub fn open(shard: &Rc<Shard>, about: About) -> Self {
+        Self::open_since(shard, about, Instant::now(), 1)
+    }
+
+    /// The same for one that has been underway since then, and has tried so many endpoints.
+    pub fn open_since(shard: &Rc<Shard>, about: About, started: Instant, attempts: u32) -> Self {
         let counters = shard.stats.of(about.labels());
         counters.open();
-        let meter = Meter::new(counters, Instant::now());
-        let record = Self { shard: shard.clone(), about: Box::new(about), meter, closed: false };
+        let meter = Meter::new(counters, started);
+        let record = Self { shard: shard.clone(), about: Box::new(about), attempts, meter, closed: false };
         record.write(Event::Opened, Duration::ZERO, None);
         record
     }
@@ -96,6 +102,7 @@ impl Record {
             bytes_sent: if outbound { to_server } else { to_client },
             bytes_recv: if outbound { to_client } else { to_server },
             duration,
+            attempts: self.attempts,
             error,
         };
         write_line(&self.shard, &line);
@@ -149,6 +156,7 @@ pub fn deny_early(
         bytes_sent: 0,
         bytes_recv: 0,
         duration: Duration::ZERO,
+        attempts: 1,
         error: Some(why),
     };
     write_line(shard, &line);

@@ -7,6 +7,7 @@ use crate::base::fault::Whose;
 use crate::mesh::admit::{Denial, InboundRefuse};
 use crate::mesh::labels::Flag;
 use crate::mesh::route::Refuse;
+use crate::sys::listener::is_descriptor_shortage;
 
 /// Clonable, so that one failed dial can be told to everybody who waited for it.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -17,6 +18,9 @@ pub enum Failure {
     ConnectDeadline,
     #[error("io error: {0}")]
     Io(String),
+    /// This process or its node is short of descriptors, memory or ports.
+    #[error("io error: {0}")]
+    Shortage(String),
     #[error("tls error: {0}")]
     TlsSetup(String),
     /// The reference reports a failed handshake as an io error, flag CONNECT.
@@ -83,7 +87,8 @@ impl std::fmt::Display for Status {
 
 impl Failure {
     pub fn io(error: &io::Error) -> Self {
-        Self::Io(error.to_string())
+        let short = error.kind() == io::ErrorKind::AddrNotAvailable || is_descriptor_shortage(error);
+        if short { Self::Shortage(error.to_string()) } else { Self::Io(error.to_string()) }
     }
 
     /// `response_flags` of the closed and failed metrics.
@@ -99,6 +104,7 @@ impl Failure {
             Self::Drained => Flag::None,
             Self::ConnectDeadline
             | Self::Io(_)
+            | Self::Shortage(_)
             | Self::TlsHandshake(_)
             | Self::InboundHandshake(_)
             | Self::Status(_)
@@ -110,6 +116,36 @@ impl Failure {
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
             | Self::PoolDraining => Flag::Connect,
+        }
+    }
+
+    /// Whether another endpoint may do better: this one wasn't reached, or can't serve now. A denial is a decision, and
+    /// what is our own fault is so everywhere.
+    pub fn another_may_do(&self) -> bool {
+        match self {
+            Self::TunnelConnectDeadline
+            | Self::ConnectDeadline
+            | Self::Io(_)
+            | Self::TlsHandshake(_)
+            | Self::Http2(_) => true,
+            Self::Status(Status(status)) => *status >= 500,
+            Self::TlsSetup(_)
+            | Self::Shortage(_)
+            | Self::InboundHandshake(_)
+            | Self::Identity(_)
+            | Self::Application(_)
+            | Self::PolicyChange
+            | Self::WaypointChange
+            | Self::PolicyRejection(_)
+            | Self::Revoked
+            | Self::Drained
+            | Self::HalfCloseIdle
+            | Self::LocalWorkload(_)
+            | Self::LookUp(_)
+            | Self::Refused(_)
+            | Self::InboundRefused(_)
+            | Self::NotConnect(_)
+            | Self::PoolDraining => false,
         }
     }
 
@@ -135,7 +171,33 @@ impl Failure {
             | Self::LocalWorkload(_)
             | Self::LookUp(_)
             | Self::Identity(_) => Whose::Mesh,
-            Self::TlsSetup(_) | Self::Drained | Self::PoolDraining => Whose::Us,
+            Self::TlsSetup(_) | Self::Shortage(_) | Self::Drained | Self::PoolDraining => Whose::Us,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_endpoint_may_do_where_this_one_was_not_reached_and_nobody_decided() {
+        let refused = Failure::io(&io::Error::from_raw_os_error(libc::ECONNREFUSED));
+        let short = Failure::io(&io::Error::from_raw_os_error(libc::EMFILE));
+        for (failure, may) in [
+            (refused, true),
+            (short, false),
+            (Failure::TunnelConnectDeadline, true),
+            (Failure::TlsHandshake("alert".to_owned()), true),
+            (Failure::Http2("gone".to_owned()), true),
+            (Failure::Status(Status(503)), true),
+            (Failure::Status(Status(401)), false),
+            (Failure::Status(Status(400)), false),
+            (Failure::Identity("unsigned".to_owned()), false),
+            (Failure::Refused(Refuse::SelfCall), false),
+            (Failure::PoolDraining, false),
+        ] {
+            assert_eq!(failure.another_may_do(), may, "{failure}");
         }
     }
 }

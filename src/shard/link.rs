@@ -4,11 +4,12 @@ use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustls::CertificateError;
 
 use crate::base::limits;
+use crate::mesh::identity::Identity;
 use crate::mesh::labels::Reporter;
 use crate::shard::failure::Failure;
 use crate::shard::pod::PodWorld;
@@ -38,19 +39,48 @@ pub async fn dial_tunnel(world: Rc<PodWorld>, key: Key) -> Result<Rc<Tunnel>, Fa
     let socket = world.dial(key.destination, None).await.map_err(|error| {
         if error.kind() == ErrorKind::TimedOut { Failure::TunnelConnectDeadline } else { Failure::io(&error) }
     })?;
-    let handshake = Handshake::client(&credential, Arc::clone(&key.expected));
+    let raising = Raising {
+        socket,
+        remote: key.destination,
+        expected: key.expected,
+        idle_release: world.shard.settings.pool_idle,
+    };
+    raise_tunnel(&world, raising, &credential, || {}).await
+}
+
+/// A connected stream that is to become a tunnel of ours.
+pub struct Raising {
+    pub socket: Socket,
+    pub remote: SocketAddr,
+    pub expected: Arc<[Identity]>,
+    /// How long it may be without a stream.
+    pub idle_release: Duration,
+}
+
+/// Takes the client's part on a stream, and starts driving the tunnel. `over` is called when it has ended, or dropped
+/// where it never came up.
+pub async fn raise_tunnel(
+    world: &Rc<PodWorld>,
+    raising: Raising,
+    credential: &Credential,
+    over: impl FnOnce() + 'static,
+) -> Result<Rc<Tunnel>, Failure> {
+    let Raising { socket, remote, expected, idle_release } = raising;
+    let handshake = Handshake::client(credential, expected);
     let handshake = handshake.map_err(|error| Failure::TlsSetup(error.to_string()))?;
-    let (established, tail) = Box::pin(shake(&world, &socket, handshake, Reporter::Source))
+    let (established, tail) = Box::pin(shake(world, &socket, handshake, Reporter::Source))
         .await
         .map_err(|error| Failure::TlsHandshake(error.to_string()))?;
-    let http2 = Connection::client(&settings(&world, CLIENT_HEADER_LIST_BYTES), Instant::now());
-    let tunnel = assemble(&world, socket, key.destination, established, tail, http2);
+    let http2 = Connection::client(&settings(world, CLIENT_HEADER_LIST_BYTES), Instant::now());
+    let tunnel = assemble(world, socket, remote, established, tail, http2);
     let driven = tunnel.clone();
-    world.watch_outbound(driven.clone());
+    world.watch_outbound(driven.clone(), idle_release);
+    let world = world.clone();
     monoio::spawn(async move {
         // A server opens no streams towards us: HTTP/2 refuses that before it comes here.
         let end = driven.drive(&|_, _| {}).await;
         world.unwatch(&driven);
+        over();
         if end == TunnelEnd::PingTimeout {
             tracing::warn!(target: "ztunnel::proxy::h2::client", "{end}, peer {}", driven.remote);
         } else {
@@ -130,23 +160,12 @@ pub(super) async fn exchange(
     loop {
         let mut outgoing = Vec::new();
         let progress = handshake.advance(&mut incoming, &mut outgoing);
-        send_all(socket, &outgoing).await?;
+        socket.send_all(&outgoing).await?;
         if let Progress::Done(established) = progress? {
             return Ok((*established, incoming));
         }
         receive_some(socket, &mut incoming).await?;
     }
-}
-
-async fn send_all(socket: &Socket, mut bytes: &[u8]) -> std::io::Result<()> {
-    while !bytes.is_empty() {
-        match socket.send(bytes) {
-            Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => socket.writable().await?,
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(())
 }
 
 async fn receive_some(socket: &Socket, into: &mut Vec<u8>) -> std::io::Result<()> {

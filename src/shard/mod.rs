@@ -10,6 +10,7 @@ pub mod half_close;
 mod handover;
 pub mod link;
 pub mod meter;
+pub mod nested;
 mod orders;
 mod patience;
 mod peers;

@@ -1,10 +1,11 @@
 //! What a connection waits for before it can be carried: the mesh's record of its pod, a certificate, and in on-demand
 //! mode the addresses that its way needs. Each wait has a bound; one that takes a while says in the log why.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::base::limits::WAIT_TOLD_MS;
+use crate::base::limits::{HOST_WAIT_MS, WAIT_TOLD_MS};
 use crate::base::text::Text;
 use crate::bridge::identities::Standing;
 use crate::bridge::order::PodInfo;
@@ -90,6 +91,20 @@ impl Shard {
                 return Err(Failure::LookUp(first));
             }
         }
+    }
+
+    /// The addresses of a host name, asked for where no fresh answer is at hand; `None` where nobody knew any in time.
+    pub async fn resolved(&self, host: &Text) -> Option<Arc<[IpAddr]>> {
+        let look = || match self.hosts.lookup(host, Instant::now()) {
+            Some(answer) => Look::Here(answer.addresses),
+            None => Look::NotYet("its name servers have not answered".into()),
+        };
+        if let Look::Here(addresses) = look() {
+            return addresses;
+        }
+        self.report(Report::Resolve(host.clone())).await;
+        let deadline = Duration::from_millis(HOST_WAIT_MS);
+        self.until(&format!("the addresses of {host}"), deadline, look).await.ok().flatten()
     }
 
     /// Looks again whenever the snapshot or an identity changed, until the bound is over; then gives the last reason.

@@ -17,6 +17,7 @@ use crate::mesh::labels::Reporter;
 use crate::shard::Shard;
 use crate::shard::gate::Gate;
 use crate::shard::handover;
+use crate::shard::nested::Nested;
 use crate::shard::peers;
 use crate::shard::pool::{Carries, Pool};
 use crate::shard::ready::give_way;
@@ -81,6 +82,8 @@ pub struct PodWorld {
     pub shard: Rc<Shard>,
     pub pod: Arc<Pod>,
     pub pool: Rc<Pool>,
+    /// Tunnels within tunnels, to other networks.
+    pub nested: Rc<Pool<Nested>>,
     /// Whether dials to the application keep the caller's address.
     pub keeps_source: bool,
     /// Connections of the pod are inside.
@@ -107,6 +110,7 @@ impl PodWorld {
         let world = Rc::new(Self {
             shard: shard.clone(),
             pool: Rc::new(Pool::new(shard.settings.pool_streams, shard.stats.clone())),
+            nested: Rc::new(Pool::new(limits::NESTED_STREAMS, shard.stats.clone())),
             pod,
             keeps_source,
             gate: Rc::default(),
@@ -217,8 +221,8 @@ impl PodWorld {
     }
 
     /// Keeps a tunnel of ours in sight, also when its pool has let go of it.
-    pub fn watch_outbound(&self, tunnel: Rc<Tunnel>) {
-        self.tunnels.borrow_mut().push((tunnel, Some(self.shard.settings.pool_idle)));
+    pub fn watch_outbound(&self, tunnel: Rc<Tunnel>, idle_release: Duration) {
+        self.tunnels.borrow_mut().push((tunnel, Some(idle_release)));
     }
 
     pub fn unwatch(&self, tunnel: &Rc<Tunnel>) {
@@ -235,6 +239,7 @@ impl PodWorld {
             tunnel.tick(now, *idle_release);
         }
         self.pool.tick();
+        self.nested.tick();
         self.spares.tick();
     }
 
@@ -264,6 +269,7 @@ impl PodWorld {
         self.listeners.take();
         self.gate.close();
         self.pool.close();
+        self.nested.close();
         for (tunnel, _) in self.tunnels.borrow().iter() {
             tunnel.abort();
         }

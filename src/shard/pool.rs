@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
 
+use crate::base::text::Text;
 use crate::mesh::identity::Identity;
 use crate::shard::failure::Failure;
 use crate::shard::signal::Signal;
@@ -23,6 +24,10 @@ pub struct Key {
     /// Identities that the far side may have, in order.
     pub expected: Arc<[Identity]>,
     pub destination: SocketAddr,
+    /// A nested tunnel: whom its own far end may be, behind `destination`.
+    pub inner: Option<Arc<[Identity]>>,
+    /// What a nested tunnel's outer stream was asked for.
+    pub authority: Option<Text>,
 }
 
 /// What a pool keeps, as far as a pool cares.

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::base::limits;
 use crate::base::text::Text;
 use crate::bridge::absent::Absent;
+use crate::bridge::hosts::Hosts;
 use crate::bridge::identities::Identities;
 use crate::bridge::lines::{LineSink, Lines};
 use crate::bridge::mailbox::{Letterbox, Mailbox};
@@ -16,6 +17,7 @@ use crate::bridge::order::Order;
 use crate::bridge::published::Published;
 use crate::bridge::report::Report;
 use crate::bridge::settings::Settings;
+use crate::mesh::seen::Seen;
 use crate::shard::buffers::Buffers;
 use crate::shard::orders;
 use crate::shard::pod::{Accepted, PodWorld, Port};
@@ -43,6 +45,7 @@ pub struct Seed {
     pub identities: Arc<Identities>,
     pub revocations: Arc<Revocations>,
     pub absent: Arc<Absent>,
+    pub hosts: Arc<Hosts>,
     pub orders: Letterbox<Order>,
     pub reports: Mailbox<Report>,
     pub lines: LineSink,
@@ -59,6 +62,8 @@ pub struct Shard {
     pub table: Rc<Table>,
     pub random: RefCell<fastrand::Rng>,
     pub descriptors: DescriptorRoom,
+    /// What connections of this shard have met.
+    pub seen: RefCell<Seen>,
     pub ways: Ways,
     pub(super) pods: RefCell<HashMap<Text, Rc<PodWorld>, foldhash::fast::RandomState>>,
     /// Pods that were told to stop and still have connections.
@@ -76,6 +81,7 @@ pub struct Shard {
     pub(super) wait_told: Cell<Option<Instant>>,
     pub(super) identities: Arc<Identities>,
     pub(super) absent: Arc<Absent>,
+    pub(super) hosts: Arc<Hosts>,
     lines: LineSink,
     unwritten: RefCell<(Vec<u8>, u64)>,
 }
@@ -104,6 +110,8 @@ pub async fn run(seed: Seed) {
         wait_told: Cell::new(None),
         identities: seed.identities,
         absent: seed.absent,
+        hosts: seed.hosts,
+        seen: RefCell::default(),
         lines: seed.lines,
         unwritten: RefCell::default(),
     });

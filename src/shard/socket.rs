@@ -2,7 +2,7 @@
 //! direct, non-blocking call, so the kernel never owns a buffer of ours and a wait may be dropped at any time.
 //! Why not ring reads and writes: deploy/docs/decisions/direct-data-calls.md.
 
-use std::io::{self, IoSlice, IoSliceMut};
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -91,14 +91,29 @@ impl Socket {
         sys::io::was_reset(self.fd()).unwrap_or(false)
     }
 
-    /// Sends RST now, whoever else still holds the socket. Where it is over already, nothing happens.
+    /// Sends RST now, whoever else still holds the socket. Where it is over already, nothing happens. A stream within
+    /// the process knows no RST: it ends.
     pub fn abort(&self) {
-        let _ = sys::io::reset(self.fd());
+        if sys::io::reset(self.fd()).is_err() {
+            let _ = sys::io::shutdown(self.fd(), Shutdown::Both);
+        }
+    }
+
+    /// Sends all of it, waiting where the peer doesn't read.
+    pub async fn send_all(&self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            match self.send(bytes) {
+                Ok(sent) => bytes = bytes.get(sent..).unwrap_or_default(),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => self.writable().await?,
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     /// Our own address, in canonical form.
     pub fn local(&self) -> io::Result<SocketAddr> {
-        self.stream.local_addr().map(canonical)
+        sys::io::local(self.fd()).map(canonical)
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {

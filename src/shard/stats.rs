@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::base::limits;
 use crate::base::text::Text;
 use crate::bridge::report::{ConnectionCounts, Said, ShardStats, VerdictCount};
-use crate::mesh::labels::{Flag, LabelSet, Labels, Reporter};
+use crate::mesh::labels::{Flag, LabelSet, Labels, Party, Reporter};
 use crate::mesh::policy::Policy;
 
 /// The counters of one label set.
@@ -46,6 +46,8 @@ pub struct Engine {
     pub policy_closes: Cell<u64>,
     pub tunnels_retired: Cell<u64>,
     pub tunnels_revoked: Cell<u64>,
+    pub second_tries: Cell<u64>,
+    pub ejections: Cell<u64>,
 }
 
 /// Adds one.
@@ -57,6 +59,7 @@ pub fn bump(counter: &Cell<u64>) {
 #[derive(Default)]
 pub struct Stats {
     by_labels: RefCell<HashMap<LabelSet, Rc<Counters>, foldhash::fast::RandomState>>,
+    on_demand_dns: RefCell<HashMap<(Party, Text), u64, foldhash::fast::RandomState>>,
     sockets_source: Cell<u64>,
     sockets_destination: Cell<u64>,
     /// By namespace and name of the policy.
@@ -89,6 +92,14 @@ impl Stats {
             })
             .unwrap_or_default();
         *all.entry((namespace, name, said)).or_default() += 1;
+    }
+
+    /// Counts a request for a host name's addresses. Further ones than there may be label sets aren't told apart.
+    pub fn on_demand_dns(&self, source: Party, host: &Text) {
+        let mut all = self.on_demand_dns.borrow_mut();
+        let key = (source, host.clone());
+        let known = all.len() < limits::LABEL_SETS || all.contains_key(&key);
+        *all.entry(if known { key } else { <_>::default() }).or_default() += 1;
     }
 
     /// Counts an accepted socket until the guard is dropped.
@@ -135,6 +146,12 @@ impl Stats {
             verdicts: verdicts.collect(),
             shard,
             connections: connections.collect(),
+            on_demand_dns: self
+                .on_demand_dns
+                .borrow()
+                .iter()
+                .map(|((source, host), count)| (source.clone(), host.clone(), *count))
+                .collect(),
             sockets_open: vec![
                 (Reporter::Source, self.sockets_source.get()),
                 (Reporter::Destination, self.sockets_destination.get()),
@@ -176,6 +193,16 @@ impl Stats {
                     "tunnels_revoked",
                     "Tunnels closed because a new revocation list names their peer",
                     engine.tunnels_revoked.get(),
+                ),
+                (
+                    "second_tries",
+                    "Further endpoints tried for connections whose first could not be reached",
+                    engine.second_tries.get(),
+                ),
+                (
+                    "ejections",
+                    "Endpoints left out for a while after they could not be reached",
+                    engine.ejections.get(),
                 ),
             ],
         }

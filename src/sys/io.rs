@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::zeroed;
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use libc::{c_int, c_void};
@@ -50,6 +50,11 @@ pub fn send_vectored(fd: BorrowedFd<'_>, from: &[IoSlice<'_>]) -> io::Result<usi
     message.msg_iovlen = from.len();
     // SAFETY: IoSlice has iovec's layout (std), each part is borrowed during the call and only read.
     retried(|| unsafe { libc::sendmsg(fd.as_raw_fd(), &message, SEND_FLAGS) })
+}
+
+/// The socket's own address; an error where it has none of the internet's.
+pub fn local(fd: BorrowedFd<'_>) -> io::Result<SocketAddr> {
+    SockRef::from(&fd).local_addr()?.as_socket().ok_or_else(|| io::ErrorKind::AddrNotAvailable.into())
 }
 
 /// Ends one or both directions; a connection that is gone already counts as done.

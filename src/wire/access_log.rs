@@ -63,6 +63,8 @@ pub struct AccessLine<'a> {
     pub bytes_recv: u64,
     /// Printed in whole milliseconds.
     pub duration: Duration,
+    /// Endpoints tried; told where it is more than one.
+    pub attempts: u32,
     pub error: Option<&'a dyn Display>,
 }
 
@@ -134,6 +136,9 @@ impl AccessLine<'_> {
             fields.number("bytes_sent", self.bytes_sent);
             fields.number("bytes_recv", self.bytes_recv);
             fields.milliseconds("duration", u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX));
+        }
+        if self.event == Event::Complete && self.attempts > 1 {
+            fields.number("attempts", u64::from(self.attempts));
         }
         if let Some(error) = self.error {
             fields.text("error", error);

@@ -76,9 +76,14 @@ pub fn baggage_of(workload: &Workload) -> String {
 /// Reads any number of `baggage` headers; of a member given twice the last counts. One value that isn't visible
 /// ASCII spoils them all, as in the reference.
 pub fn parse_baggage(values: &[&[u8]]) -> Baggage {
+    parse_baggage_if_visible(values).unwrap_or_default()
+}
+
+/// The same, `None` where a value isn't visible ASCII.
+pub fn parse_baggage_if_visible(values: &[&[u8]]) -> Option<Baggage> {
     let mut baggage = Baggage::default();
     for value in values {
-        let Some(text) = visible(value) else { return Baggage::default() };
+        let text = visible(value)?;
         for member in text.split(',') {
             let Some((key, value)) = member.split_once('=') else { continue };
             let value = value.trim();
@@ -118,7 +123,7 @@ pub fn parse_baggage(values: &[&[u8]]) -> Baggage {
             baggage.workload_name = value;
         }
     }
-    baggage
+    Some(baggage)
 }
 
 fn visible(value: &[u8]) -> Option<&str> {

@@ -6,5 +6,6 @@ pub mod h2;
 pub mod hbone;
 pub mod log_text;
 pub mod pb;
+pub mod proxy_protocol;
 pub mod xds;
 pub mod zds;

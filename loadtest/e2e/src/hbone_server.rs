@@ -22,6 +22,8 @@ use crate::hbone::{HBONE_PORT, Papers, papers};
 /// One CONNECT: its number, counted from 0 over all tunnels; what it sends; how to answer it.
 pub struct Call {
     pub number: usize,
+    pub authority: String,
+    pub headers: http::HeaderMap,
     pub body: RecvStream,
     pub respond: SendResponse<Bytes>,
     wire: Rc<OwnedFd>,
@@ -113,9 +115,12 @@ async fn serve(
             let Ok(mut connection) = h2::server::handshake(stream).await else { return };
             while let Some(Ok((request, respond))) = connection.accept().await {
                 let number = calls.replace(calls.get() + 1);
+                let (parts, body) = request.into_parts();
                 tokio::task::spawn_local(answer(Call {
                     number,
-                    body: request.into_body(),
+                    authority: parts.uri.to_string(),
+                    headers: parts.headers,
+                    body,
                     respond,
                     wire: wire.clone(),
                 }));

@@ -11,6 +11,8 @@ mod certificates;
 mod close;
 #[path = "all/envoy.rs"]
 mod envoy;
+#[path = "all/gateway.rs"]
+mod gateway;
 #[path = "all/hostile.rs"]
 mod hostile;
 #[path = "all/istio.rs"]
@@ -35,6 +37,8 @@ mod programs;
 mod reach;
 #[path = "all/refuse.rs"]
 mod refuse;
+#[path = "all/retry.rs"]
+mod retry;
 #[path = "all/revoke.rs"]
 mod revoke;
 #[path = "all/stall.rs"]

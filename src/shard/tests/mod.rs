@@ -2,6 +2,7 @@
 
 mod fixture;
 mod gate;
+mod nested;
 mod peers;
 mod pool;
 mod relay;

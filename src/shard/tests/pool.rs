@@ -90,6 +90,8 @@ fn key() -> Key {
         identity: identity("client"),
         expected: [identity("server")].into(),
         destination: "10.0.0.2:15008".parse().unwrap(),
+        inner: None,
+        authority: None,
     }
 }
 

@@ -38,6 +38,7 @@ fn outbound() -> AccessLine<'static> {
         bytes_sent: 75,
         bytes_recv: 94,
         duration: Duration::from_micros(12_900),
+        attempts: 1,
         error: None,
     }
 }
@@ -67,6 +68,7 @@ fn good_connections_equal_the_samples() {
     let json_sample = AccessLine {
         src_addr: "10.99.1.10:49352".parse().unwrap(),
         duration: Duration::from_millis(5),
+        attempts: 1,
         ..outbound()
     };
     let eleven_seconds_before = at(793_372) - Duration::from_secs(11);
@@ -83,6 +85,7 @@ fn failed_connections_equal_the_samples() {
         bytes_sent: 0,
         bytes_recv: 0,
         duration: Duration::from_millis(1),
+        attempts: 1,
         error: Some(&error),
         ..outbound()
     };
@@ -96,6 +99,7 @@ fn failed_connections_equal_the_samples() {
         dst_hbone_addr: None,
         dst: End::default(),
         duration: Duration::from_micros(999),
+        attempts: 1,
         error: Some(&kernel),
         ..refused
     };
