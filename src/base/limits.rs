@@ -343,3 +343,18 @@ pub const NESTED_STREAMS: u16 = 8;
 pub const NESTED_CONNECTIONS: u32 = 16;
 /// A nested tunnel takes no new connection after this, so that new backends get their share soon.
 pub const NESTED_LIFE_MS: u64 = 10_000;
+
+// the explicit proxies: SOCKS5 and HTTP CONNECT
+/// All that a client has to say before its destination is known: it stands in the same pod, so a round trip is nothing.
+pub const PROXY_REQUEST_DEADLINE_MS: u64 = 10_000;
+/// The head of a CONNECT; one with a large credential has a few KiB.
+pub const PROXY_HEAD_BYTES: usize = 16 * 1024;
+/// Fields of such a head (as many as common servers take).
+pub const PROXY_HEAD_FIELDS: usize = 100;
+/// Clients of one pod and shard that haven't said yet where they want to go; each holds a descriptor and up to a head.
+pub const PROXY_DIALOGUES: usize = 1_024;
+/// A pod's refused dialogues are told in the log no more often than this.
+pub const PROXY_TOLD_MS: u64 = 1_000;
+/// Read from a refused client and thrown away, so that the answer gets there before a reset: a client that has begun to
+/// send looks for an answer only after its buffer.
+pub const DISMISSED_BYTES: usize = 2 << 20;

@@ -13,9 +13,17 @@ pub struct Settings {
     pub inbound: SocketAddr,
     pub inbound_plaintext: SocketAddr,
     pub outbound: SocketAddr,
-    /// Ports that may never be the target of a connection (15001, 15006, 15008, and 15080 where SOCKS5 is on).
+    /// `UNSTABLE_ENABLE_SOCKS5`; none where it is off.
+    pub socks5: Vec<SocketAddr>,
+    /// `RINGWAY_HTTP_CONNECT`; none where it is off. Loopback addresses that a pod lacks are left out there.
+    pub connect: Vec<SocketAddr>,
+    /// `RINGWAY_SOCKS5_EARLY_REPLY`: success is told before the upstream is called, as the reference does.
+    pub socks5_early_reply: bool,
+    /// Ports that may never be the target of a connection (15001, 15006, 15008, 15080 and 15081 where their proxies are on).
     pub illegal_ports: Vec<u16>,
     pub network: Text,
+    /// `CLUSTER_DOMAIN`.
+    pub cluster_domain: Text,
     /// The names of our own trust domain.
     pub trust_domains: TrustDomains,
     /// `AUTHZ_POLICY_INFO_LOGGING`: what policies decide is told at level info instead of debug.

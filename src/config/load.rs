@@ -56,6 +56,8 @@ pub fn load(surroundings: &Surroundings<'_>) -> Result<Config, Vec<ConfigError>>
         dns_proxy_addr: dns_proxy_addr(reader, &proxy_metadata, loopback_ipv6),
         resolver: resolver(files, reader),
         socks5,
+        socks5_early_reply: reader.flag("RINGWAY_SOCKS5_EARLY_REPLY"),
+        connect: reader.flag("RINGWAY_HTTP_CONNECT"),
         admin_addr: Bind::Localhost(loopback_ipv6, given_port(&documents.admin_port, ADMIN_PORT)),
         stats_addr: at(stats_port),
         readiness_addr: at(READINESS_PORT),
@@ -322,6 +324,5 @@ fn not_yet(config: &Config, reader: &Reader<'_>) -> Vec<String> {
     let asks_dns = config.dns_proxy && config.proxy_metadata.contains_key("DNS_CAPTURE");
     tell(asks_dns, "ISTIO_META_DNS_CAPTURE=true asks for the DNS proxy");
     tell(set("PREFERED_SERVICE_NAMESPACE"), "PREFERED_SERVICE_NAMESPACE is set");
-    tell(config.socks5, "UNSTABLE_ENABLE_SOCKS5=true asks for a SOCKS5 listener");
     lines
 }

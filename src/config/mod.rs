@@ -34,6 +34,7 @@ pub const OUTBOUND_PORT: u16 = 15001;
 pub const INBOUND_PLAINTEXT_PORT: u16 = 15006;
 pub const INBOUND_PORT: u16 = 15008;
 pub const SOCKS5_PORT: u16 = 15080;
+pub const CONNECT_PORT: u16 = 15081;
 pub const DNS_PORT: u16 = 15053;
 pub const READINESS_PORT: u16 = 15021;
 pub const ADMIN_PORT: u16 = 15000;
@@ -48,6 +49,9 @@ pub struct Config {
     pub dns_proxy_addr: Bind,
     pub resolver: Resolver,
     pub socks5: bool,
+    pub socks5_early_reply: bool,
+    /// `RINGWAY_HTTP_CONNECT`.
+    pub connect: bool,
 
     pub admin_addr: Bind,
     pub stats_addr: Bind,
@@ -287,7 +291,14 @@ impl Config {
     pub fn illegal_ports(&self) -> Vec<u16> {
         let mut ports = vec![INBOUND_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT];
         ports.extend(self.socks5.then_some(SOCKS5_PORT));
+        ports.extend(self.connect.then_some(CONNECT_PORT));
         ports
+    }
+
+    fn loopback(&self, on: bool, both: bool, port: u16) -> Vec<SocketAddr> {
+        let four = on.then_some(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let six = (on && both).then_some(SocketAddr::from((Ipv6Addr::LOCALHOST, port)));
+        four.into_iter().chain(six).collect()
     }
 
     /// What the data plane needs to know.
@@ -297,8 +308,12 @@ impl Config {
             inbound: at(INBOUND_PORT),
             inbound_plaintext: at(INBOUND_PLAINTEXT_PORT),
             outbound: at(OUTBOUND_PORT),
+            socks5: self.loopback(self.socks5, false, SOCKS5_PORT),
+            connect: self.loopback(self.connect, self.ipv6, CONNECT_PORT),
+            socks5_early_reply: self.socks5_early_reply,
             illegal_ports: self.illegal_ports(),
             network: self.place.network.as_str().into(),
+            cluster_domain: self.place.cluster_domain.as_str().into(),
             trust_domains: self.place.trust_domains.clone(),
             policy_info: self.logs.policy_decisions,
             original_source: self.data.original_source,

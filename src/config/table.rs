@@ -139,7 +139,7 @@ pub const VARIABLES: &[Variable] = &[
         "UNSTABLE_ENABLE_SOCKS5",
         Kind::Flag,
         Is("false"),
-        "SOCKS5 on 127.0.0.1:15080. Not in this version: a warning.",
+        "SOCKS5 on 127.0.0.1:15080 in each pod (explicit-proxies.md).",
     ),
     row("INPOD_UDS", Kind::Path, Is("/var/run/ztunnel/ztunnel.sock"), "The CNI agent's socket."),
     row(
@@ -274,7 +274,7 @@ pub const VARIABLES: &[Variable] = &[
         "CLUSTER_DOMAIN",
         Kind::Text,
         Is("cluster.local"),
-        "DNS domain of the cluster, for the DNS proxy. Not in this version: only shown in the dump.",
+        "DNS domain of the cluster, by which names mean services.",
     ),
     row("NETWORK", Kind::Text, Is(""), "Network of this node."),
     row("NODE_NAME", Kind::Text, NONE, "Name of this node."),
@@ -425,5 +425,17 @@ pub const VARIABLES: &[Variable] = &[
         Is("random"),
         "How one of a service's endpoints is chosen; `least-connections`: of two at random, the one with fewer live \
          connections of this shard for its capacity.",
+    ),
+    row(
+        "RINGWAY_HTTP_CONNECT",
+        Kind::Flag,
+        Is("false"),
+        "HTTP/1.1 CONNECT on 127.0.0.1:15081 and [::1]:15081 in each pod (explicit-proxies.md).",
+    ),
+    row(
+        "RINGWAY_SOCKS5_EARLY_REPLY",
+        Kind::Flag,
+        Is("false"),
+        "SOCKS5 tells success before the upstream is called, as ztunnel does.",
     ),
 ];

@@ -236,7 +236,20 @@ fn modes_addresses_and_metadata() {
     assert_eq!(four.admin_addr.addresses(), ["127.0.0.1:15000".parse().unwrap()]);
     assert_eq!(four.dump()["socks5Addr"], "127.0.0.1:15080");
     assert_eq!(four.illegal_ports(), [15008, 15006, 15001, 15080]);
-    assert_eq!(four.not_yet().len(), 1);
+    assert!(four.not_yet().is_empty());
+    assert_eq!(four.settings(1).socks5, ["127.0.0.1:15080".parse().unwrap()]);
+    assert!(four.settings(1).connect.is_empty() && !four.settings(1).socks5_early_reply);
+
+    let explicit = [("RINGWAY_HTTP_CONNECT", "true"), ("RINGWAY_SOCKS5_EARLY_REPLY", "true")];
+    let explicit = load(&explicit).unwrap();
+    assert_eq!(
+        explicit.settings(1).connect,
+        ["127.0.0.1:15081", "[::1]:15081"].map(|it| it.parse().unwrap())
+    );
+    assert!(explicit.settings(1).socks5.is_empty() && explicit.settings(1).socks5_early_reply);
+    assert_eq!(explicit.illegal_ports(), [15008, 15006, 15001, 15081]);
+    let without_six = load(&[("IPV6_ENABLED", "false"), ("RINGWAY_HTTP_CONNECT", "true")]).unwrap();
+    assert_eq!(without_six.settings(1).connect, ["127.0.0.1:15081".parse().unwrap()]);
 
     let off = load_with(&[ALWAYS[0], (ALWAYS[1].0, "1\n")], &[("ISTIO_META_DNS_PROXY_ADDR", "localhost:53")])
         .unwrap();

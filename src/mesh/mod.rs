@@ -13,6 +13,7 @@ pub mod identity;
 pub mod inbound;
 mod index;
 pub mod labels;
+pub mod naming;
 pub mod policy;
 mod policy_set;
 pub mod route;

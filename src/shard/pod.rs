@@ -2,7 +2,7 @@
 //! the world hangs off this.
 
 use std::cell::{Cell, RefCell};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use crate::base::net::Source;
 use crate::bridge::order::{Pod, PodKind};
 use crate::mesh::labels::Reporter;
 use crate::shard::Shard;
+use crate::shard::dialogues::Dialogues;
 use crate::shard::gate::Gate;
 use crate::shard::handover;
 use crate::shard::nested::Nested;
@@ -29,12 +30,14 @@ use crate::sys::listener::{self, ListenError, ListenerPlan, Listening};
 use crate::sys::netns::Netns;
 use crate::sys::socket::{Dial, connect_result, dial_on, tune};
 
-/// Which captured port a connection came in by.
+/// Which port a connection came in by: captured, or an explicit proxy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Port {
     Outbound,
     InboundPlaintext,
     InboundHbone,
+    Socks5,
+    Connect,
 }
 
 impl Port {
@@ -44,6 +47,8 @@ impl Port {
             Self::Outbound => "outbound",
             Self::InboundPlaintext => "inbound plaintext",
             Self::InboundHbone => "inbound",
+            Self::Socks5 => "socks5",
+            Self::Connect => "http connect",
         }
     }
 
@@ -58,12 +63,14 @@ impl Port {
             Self::Outbound => tell!("ztunnel::proxy::outbound"),
             Self::InboundPlaintext => tell!("ztunnel::proxy::inbound_passthrough"),
             Self::InboundHbone => tell!("ztunnel::proxy::inbound"),
+            Self::Socks5 => tell!("ztunnel::proxy::socks5"),
+            Self::Connect => tell!("ztunnel::proxy::connect"),
         }
     }
 
     fn reporter(self) -> Reporter {
         match self {
-            Self::Outbound => Reporter::Source,
+            Self::Outbound | Self::Socks5 | Self::Connect => Reporter::Source,
             Self::InboundPlaintext | Self::InboundHbone => Reporter::Destination,
         }
     }
@@ -84,6 +91,8 @@ pub struct PodWorld {
     pub pool: Rc<Pool>,
     /// Tunnels within tunnels, to other networks.
     pub nested: Rc<Pool<Nested>>,
+    /// Clients of the explicit proxies before they are connections.
+    pub dialogues: Rc<Dialogues>,
     /// Whether dials to the application keep the caller's address.
     pub keeps_source: bool,
     /// Connections of the pod are inside.
@@ -111,6 +120,7 @@ impl PodWorld {
             shard: shard.clone(),
             pool: Rc::new(Pool::new(shard.settings.pool_streams, shard.stats.clone())),
             nested: Rc::new(Pool::new(limits::NESTED_STREAMS, shard.stats.clone())),
+            dialogues: Rc::default(),
             pod,
             keeps_source,
             gate: Rc::default(),
@@ -293,14 +303,17 @@ fn carriers(shard: &Shard, pod: &Pod) -> usize {
 fn put_up(shard: &Shard, pod: &Pod) -> Result<(Vec<(Port, Listening)>, bool), ListenError> {
     let settings = &shard.settings;
     let own = pod.kind == PodKind::OwnInbound;
-    let ports = [
+    let captured = [
         (Port::Outbound, settings.outbound),
         (Port::InboundPlaintext, settings.inbound_plaintext),
         (Port::InboundHbone, settings.inbound),
     ];
+    let socks5 = settings.socks5.iter().map(|addr| (Port::Socks5, *addr));
+    let explicit = socks5.chain(settings.connect.iter().map(|addr| (Port::Connect, *addr)));
+    let ports = captured.into_iter().chain(explicit);
     let make = || {
         let mut all = Vec::new();
-        for (port, addr) in ports.into_iter().filter(|(port, _)| !own || *port == Port::InboundHbone) {
+        for (port, addr) in ports.filter(|(port, _)| !own || *port == Port::InboundHbone) {
             let plan = ListenerPlan {
                 addr,
                 mark: settings.mark.filter(|_| !own),
@@ -308,7 +321,10 @@ fn put_up(shard: &Shard, pod: &Pod) -> Result<(Vec<(Port, Listening)>, bool), Li
                 reuse_port: settings.port_reuse || carriers(shard, pod) > 1,
                 transparent: if own { Some(false) } else { settings.original_source },
             };
-            let listening = listener::listen(&plan)?;
+            let listening = match listener::listen(&plan) {
+                Err(error) if addr.ip() == Ipv6Addr::LOCALHOST && is_lacking(&error) => continue,
+                listening => listening?,
+            };
             // What is accepted inherits these (tcp_create_openreq_child), which saves five calls a connection. Also on
             // 15008, where the reference has none: a peer's node that vanishes must not leave sockets behind.
             tune(listening.fd.as_fd(), settings.keepalive.as_ref());
@@ -325,6 +341,11 @@ fn put_up(shard: &Shard, pod: &Pod) -> Result<(Vec<(Port, Listening)>, bool), Li
         within(pod.netns.as_ref(), make).map_err(|error| ListenError::Bind { addr: first, error })??;
     let keeps_source = !own && all.iter().all(|(_, listening)| listening.transparent);
     Ok((all, keeps_source))
+}
+
+/// Whether the namespace has no such address (IPv6 is off there).
+fn is_lacking(error: &ListenError) -> bool {
+    matches!(error.io().raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
 }
 
 /// Runs something in a pod's namespace, or where the thread is.

@@ -48,6 +48,7 @@ pub struct Engine {
     pub tunnels_revoked: Cell<u64>,
     pub second_tries: Cell<u64>,
     pub ejections: Cell<u64>,
+    pub proxy_refusals: Cell<u64>,
 }
 
 /// Adds one.
@@ -203,6 +204,11 @@ impl Stats {
                     "ejections",
                     "Endpoints left out for a while after they could not be reached",
                     engine.ejections.get(),
+                ),
+                (
+                    "proxy_refusals",
+                    "Clients of the SOCKS5 and CONNECT listeners that were malformed, late or too many",
+                    engine.proxy_refusals.get(),
                 ),
             ],
         }
