@@ -78,7 +78,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
             orders: letters,
             reports: reports.clone(),
             lines: logs.sink(),
-            ways: Ways { serve: path::serve },
+            ways: Ways { serve: path::serve, datagram: path::dns::datagram },
         });
     }
     let wiring = Wiring {

@@ -12,8 +12,8 @@ use super::resolver::{self, Resolver};
 use super::surroundings::{Files, Surroundings};
 use super::threads::Facts;
 use super::{
-    ADMIN_PORT, Aead, Bind, Config, DNS_PORT, DataPlane, EventLoop, LogSettings, Place, ProxyMode,
-    READINESS_PORT, STATS_PORT, WorkloadInfo, sources, table, wildcard,
+    ADMIN_PORT, Aead, Bind, Config, DNS_PORT, DataPlane, DnsChoices, DnsUpstream, EventLoop, LogSettings,
+    Place, ProxyMode, READINESS_PORT, STATS_PORT, WorkloadInfo, sources, table, wildcard,
 };
 use crate::bridge::settings::Keepalive;
 use crate::control::logs::{self, Format};
@@ -55,6 +55,13 @@ pub fn load(surroundings: &Surroundings<'_>) -> Result<Config, Vec<ConfigError>>
         dns_proxy,
         dns_proxy_addr: dns_proxy_addr(reader, &proxy_metadata, loopback_ipv6),
         resolver: resolver(files, reader),
+        dns: DnsChoices {
+            cache: reader.flag("RINGWAY_DNS_CACHE"),
+            patience: reader.duration("RINGWAY_DNS_PATIENCE"),
+            upstream: reader
+                .choice("RINGWAY_DNS_UPSTREAM", &[DnsUpstream::Asked, DnsUpstream::ResolvConf])
+                .unwrap_or(DnsUpstream::Asked),
+        },
         socks5,
         admin_addr: Bind::Localhost(loopback_ipv6, given_port(&documents.admin_port, ADMIN_PORT)),
         stats_addr: at(stats_port),
@@ -78,7 +85,7 @@ pub fn load(surroundings: &Surroundings<'_>) -> Result<Config, Vec<ConfigError>>
         warnings: Vec::new(),
         not_yet: Vec::new(),
     };
-    config.not_yet = not_yet(&config, reader);
+    config.not_yet = not_yet(&config);
     finish(config, reader)
 }
 
@@ -130,7 +137,7 @@ fn loopback_has_ipv6(files: &dyn Files, reader: &mut Reader<'_>) -> bool {
     }
 }
 
-/// Nothing needs name servers yet; so a file that isn't there only warns.
+/// The mesh's own names need no name servers, so a file that isn't there only warns.
 fn resolver(files: &dyn Files, reader: &mut Reader<'_>) -> Resolver {
     match files.read(Path::new(resolver::FILE)) {
         Ok(text) => Resolver::parse(&text),
@@ -306,17 +313,13 @@ fn worker_threads(
 }
 
 /// Only what was asked for in so many words: defaults that can't be followed yet stay silent.
-fn not_yet(config: &Config, reader: &Reader<'_>) -> Vec<String> {
-    let set = |name| reader.raw(name).is_some_and(|value| !value.is_empty());
+fn not_yet(config: &Config) -> Vec<String> {
     let mut lines = Vec::new();
     let mut tell = |asked: bool, what: &str| {
         if asked {
             lines.push(format!("{what}, but that isn't part of this version: it has no effect"));
         }
     };
-    let asks_dns = config.dns_proxy && config.proxy_metadata.contains_key("DNS_CAPTURE");
-    tell(asks_dns, "ISTIO_META_DNS_CAPTURE=true asks for the DNS proxy");
-    tell(set("PREFERED_SERVICE_NAMESPACE"), "PREFERED_SERVICE_NAMESPACE is set");
     tell(config.socks5, "UNSTABLE_ENABLE_SOCKS5=true asks for a SOCKS5 listener");
     lines
 }

@@ -5,6 +5,7 @@ pub mod authority;
 pub mod balance;
 pub mod delta;
 pub mod demand;
+pub mod dns;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod guard;

@@ -1,6 +1,7 @@
 //! Layer 7: the ways a connection can go. Each file reads top-down like the way itself; decisions are in `mesh`,
 //! waiting and bytes in `shard`, and `record` is the one place where an outcome becomes counters and a log line.
 
+pub mod dns;
 pub mod inbound;
 pub mod outbound;
 pub mod passthrough;
@@ -25,6 +26,9 @@ pub fn serve(world: Rc<PodWorld>, port: Port, accepted: Accepted) {
         })),
         Port::InboundHbone => drop(monoio::spawn(async move {
             gate.run(inbound::serve(world, accepted)).await;
+        })),
+        Port::Dns => drop(monoio::spawn(async move {
+            gate.run(dns::serve(world, accepted)).await;
         })),
     }
 }

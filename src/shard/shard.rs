@@ -17,6 +17,7 @@ use crate::bridge::published::Published;
 use crate::bridge::report::Report;
 use crate::bridge::settings::Settings;
 use crate::shard::buffers::Buffers;
+use crate::shard::dns::{Datagram, Told};
 use crate::shard::orders;
 use crate::shard::pod::{Accepted, PodWorld, Port};
 use crate::shard::signal::Broadcast;
@@ -33,6 +34,8 @@ const LINES_BYTES: usize = 16 * 1024;
 pub struct Ways {
     /// Spawns the task that serves the connection, inside the pod's gate.
     pub serve: fn(Rc<PodWorld>, Port, Accepted),
+    /// Answers a datagram of the DNS port, or spawns the task that will.
+    pub datagram: fn(&Rc<PodWorld>, &Datagram<'_>),
 }
 
 /// What a shard is started with.
@@ -59,6 +62,10 @@ pub struct Shard {
     pub table: Rc<Table>,
     pub random: RefCell<fastrand::Rng>,
     pub descriptors: DescriptorRoom,
+    /// Where datagrams are read, one at a time.
+    pub(super) datagram: RefCell<Vec<u8>>,
+    /// When trouble with names was told last.
+    pub dns_told: Told,
     pub ways: Ways,
     pub(super) pods: RefCell<HashMap<Text, Rc<PodWorld>, foldhash::fast::RandomState>>,
     /// Pods that were told to stop and still have connections.
@@ -92,6 +99,8 @@ pub async fn run(seed: Seed) {
         table,
         random: RefCell::new(fastrand::Rng::new()),
         descriptors: DescriptorRoom::keeping(limits::RESERVED_DESCRIPTORS),
+        datagram: RefCell::default(),
+        dns_told: Told::default(),
         ways: seed.ways,
         pods: RefCell::default(),
         leaving: RefCell::default(),

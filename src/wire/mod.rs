@@ -1,6 +1,7 @@
 //! Layer 2: bytes to types and back, sans-IO.
 
 pub mod access_log;
+pub mod dns;
 pub mod dump;
 pub mod h2;
 pub mod hbone;
