@@ -358,3 +358,43 @@ pub const PROXY_TOLD_MS: u64 = 1_000;
 /// Read from a refused client and thrown away, so that the answer gets there before a reset: a client that has begun to
 /// send looks for an answer only after its buffer.
 pub const DISMISSED_BYTES: usize = 2 << 20;
+// DNS
+/// Time that answers out of the mesh may be kept for (the reference's value).
+pub const DNS_TTL_S: u32 = 30;
+/// A datagram's message where the asker says nothing of larger ones (RFC 1035 section 2.3.4).
+pub const DNS_PLAIN_BYTES: usize = 512;
+/// The largest DNS message there can be: TCP's length field has 16 bits.
+pub const DNS_MESSAGE_BYTES: usize = 65_535;
+/// Queries of one pod and shard that wait for a name server; each holds a socket. A resolver library has a handful.
+pub const DNS_IN_FLIGHT: usize = 512;
+/// Queries of one TCP connection that wait for their answer (the reference's value); more wait in its socket.
+pub const DNS_PIPELINED: usize = 32;
+/// A TCP connection on which nothing is asked and nothing is owed (the reference's value).
+pub const DNS_IDLE_MS: u64 = 5_000;
+/// Answers that a TCP client hasn't taken: two of the largest.
+pub const DNS_UNREAD_BYTES: usize = 2 * DNS_MESSAGE_BYTES;
+/// Datagrams answered before other tasks of the shard get their turn: about 0.3 ms.
+pub const DNS_DATAGRAMS_A_TURN: usize = 64;
+/// Attempts at a name server within the patience for one query, where resolv.conf asks for fewer: one lost datagram,
+/// and one lost retry.
+pub const DNS_ATTEMPTS: usize = 3;
+/// The same, where it asks for more.
+pub const DNS_ATTEMPTS_MOST: usize = 6;
+/// Replies of one pod and shard that are remembered; some 1,000 of them.
+pub const DNS_CACHE_BYTES: usize = 256 * 1024;
+/// A reply that is worth remembering: what fits into one datagram of an ordinary network.
+pub const DNS_CACHED_MESSAGE_BYTES: usize = 1_500;
+/// Longest time that a reply is remembered, whatever it says.
+pub const DNS_CACHED_MOST_S: u32 = 3_600;
+/// Between two lines about the same trouble with names; a broken pod asks thousands of times a second.
+pub const DNS_TOLD_MS: u64 = 5_000;
+/// The largest reply we ask name servers for ourselves (the value of DNS flag day 2020).
+pub const DNS_EDNS_BYTES: u16 = 1_232;
+/// Addresses that a resolve hands on; a headless service may have thousands of endpoints.
+pub const RESOLVED_ADDRESSES: usize = 64;
+/// How often it is looked whether a pod has a resolv.conf of its own, until one is found.
+pub const DNS_POD_FILES_MS: u64 = 10_000;
+/// A resolv.conf; Kubernetes allows 32 search domains of 2,048 characters together.
+pub const RESOLV_CONF_BYTES: u64 = 16 * 1024;
+/// Between two looks whether a client has taken enough of a zone for more of it.
+pub const TRANSFER_PAUSE_MS: u64 = 10;

@@ -25,8 +25,9 @@ pub use page::markdown;
 pub use reader::{Origin, Shown};
 pub use surroundings::{CpuFacts, Files, RealFiles, Surroundings};
 
-use crate::bridge::settings::{Keepalive, Settings};
+use crate::bridge::settings::{DnsSettings, Keepalive, Settings};
 use crate::control::logs::Format;
+use crate::mesh::dns::Names;
 use crate::mesh::identity::TrustDomains;
 use resolver::Resolver;
 
@@ -48,6 +49,7 @@ pub struct Config {
     pub dns_proxy: bool,
     pub dns_proxy_addr: Bind,
     pub resolver: Resolver,
+    pub dns: DnsChoices,
     pub socks5: bool,
     pub socks5_early_reply: bool,
     /// `RINGWAY_HTTP_CONNECT`.
@@ -79,7 +81,20 @@ pub struct Config {
     pub shown: Vec<Shown>,
     /// Things to tell once at start: unknown RINGWAY_* variables, values that were skipped.
     pub warnings: Vec<String>,
-    not_yet: Vec<String>,
+}
+
+/// `RINGWAY_DNS_*`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DnsChoices {
+    pub cache: bool,
+    pub patience: Duration,
+    pub upstream: DnsUpstream,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DnsUpstream {
+    Asked,
+    ResolvConf,
 }
 
 /// Where in the mesh this proxy stands.
@@ -305,6 +320,8 @@ impl Config {
     pub fn settings(&self, shards: usize) -> Settings {
         let at = |port| SocketAddr::new(self.wildcard(), port);
         Settings {
+            proxy: self.proxy,
+            dns: self.dns_settings(),
             inbound: at(INBOUND_PORT),
             inbound_plaintext: at(INBOUND_PLAINTEXT_PORT),
             outbound: at(OUTBOUND_PORT),
@@ -313,7 +330,6 @@ impl Config {
             socks5_early_reply: self.socks5_early_reply,
             illegal_ports: self.illegal_ports(),
             network: self.place.network.as_str().into(),
-            cluster_domain: self.place.cluster_domain.as_str().into(),
             trust_domains: self.place.trust_domains.clone(),
             policy_info: self.logs.policy_decisions,
             original_source: self.data.original_source,
@@ -341,9 +357,28 @@ impl Config {
         }
     }
 
-    /// One warning for each thing that was asked for but isn't part of this version.
-    pub fn not_yet(&self) -> Vec<String> {
-        self.not_yet.clone()
+    fn dns_settings(&self) -> DnsSettings {
+        let (place, resolver) = (&self.place, &self.resolver);
+        let addresses = match self.dns_proxy_addr {
+            _ if !self.dns_proxy => Vec::new(),
+            // Whether loopback has IPv6 is each pod's own affair.
+            Bind::Localhost(_, port) => Bind::Localhost(self.ipv6, port).addresses(),
+            Bind::SocketAddr(address) => vec![address],
+        };
+        let search =
+            resolver.search.iter().chain(resolver.domain.as_ref().filter(|_| resolver.search.is_empty()));
+        let search = search.map(|domain| domain.trim_matches('.').to_ascii_lowercase().into());
+        DnsSettings {
+            addresses,
+            names: Names::new(&place.cluster_domain, place.preferred_service_namespace.as_deref(), self.ipv6),
+            name_servers: resolver.name_servers.iter().map(|ip| SocketAddr::new(*ip, 53)).collect(),
+            search: matches!(self.mode, ProxyMode::Dedicated(_)).then(|| search.collect()),
+            timeout: Duration::from_secs(resolver.timeout_s.max(1)),
+            attempts: resolver.attempts,
+            patience: self.dns.patience,
+            cache: self.dns.cache,
+            follows_asker: self.dns.upstream == DnsUpstream::Asked,
+        }
     }
 
     /// Why a valid configuration can't be run by this version: it would come up, look well and serve nobody.
@@ -354,8 +389,7 @@ impl Config {
             let address = address.clone().filter(|address| !is_tls(address))?;
             Some(ConfigError::Plaintext { name, address })
         });
-        let alone = (!self.proxy).then_some(ConfigError::NoDnsProxyAlone);
-        plain.chain(alone).collect()
+        plain.collect()
     }
 
     /// The `config` object of `/config_dump` (ztunnel-behaviour 17.7), keys sorted.

@@ -6,6 +6,7 @@ pub mod balance;
 mod choices;
 pub mod delta;
 pub mod demand;
+pub mod dns;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod guard;
@@ -13,7 +14,6 @@ pub mod identity;
 pub mod inbound;
 mod index;
 pub mod labels;
-pub mod naming;
 pub mod policy;
 mod policy_set;
 pub mod route;

@@ -7,10 +7,10 @@ use std::rc::Rc;
 
 use crate::base::net::{Captured, Source};
 use crate::base::text::Text;
-use crate::mesh::naming::{Asked, Known, find};
 use crate::mesh::route::Refuse;
 use crate::path::outbound::{Outbound, There};
 use crate::path::record::{Denied, deny};
+use crate::shard::dns::ResolveError;
 use crate::shard::failure::{Failure, Status};
 use crate::shard::pod::PodWorld;
 use crate::shard::socket::Held;
@@ -47,28 +47,24 @@ impl Explicit<'_> {
     }
 }
 
-/// An address of a name: of a service of the mesh as the pod sees it, else what name servers say, of a family that the
-/// pod has where there is one.
+/// An address of a name, of the mesh first; of a family that the pod has where there is one.
 async fn resolve(world: &Rc<PodWorld>, host: &Text) -> Result<IpAddr, Failure> {
-    let shard = &world.shard;
-    let (snapshot, local) = shard.local_workload(&world.pod.info).await?;
-    let asked = Asked {
-        snapshot: &snapshot,
-        network: &shard.settings.network,
-        source: &local,
-        domain: &shard.settings.cluster_domain,
-        ipv6: shard.settings.ipv6,
-    };
-    match find(&asked, host, &mut shard.random.borrow_mut()) {
-        Known::At(ip) => return Ok(ip),
-        Known::Nowhere => return Err(Failure::NameUnknown(host.clone())),
-        Known::Not => {}
+    let plain = host.strip_suffix('.').unwrap_or(host);
+    // RFC 6761 section 6.3: never asked of a name server.
+    if plain == "localhost" || plain.ends_with(".localhost") {
+        return Ok(Ipv4Addr::LOCALHOST.into());
     }
-    let found = Box::pin(shard.resolved(host)).await.unwrap_or_default();
-    let usable = || found.iter().filter(|ip| ip.is_ipv4() || shard.settings.ipv6);
-    let has = |four: bool| local.addresses.iter().any(|ip| ip.is_ipv4() == four);
-    let ip = usable().find(|ip| has(ip.is_ipv4())).or_else(|| usable().next());
-    ip.copied().ok_or_else(|| Failure::NameUnknown(host.clone()))
+    let (_, local) = world.shard.local_workload(&world.pod.info).await?;
+    let found = Box::pin(world.resolve(host)).await.map_err(|error| match error {
+        ResolveError::NoWorkload { error, .. } => error,
+        ResolveError::Unanswered { .. } => Failure::NameUnanswered(error.to_string()),
+        ResolveError::NotAHost(_) | ResolveError::NoSuchHost(_) | ResolveError::NoAddress(_) => {
+            Failure::NameUnknown(error.to_string())
+        }
+    })?;
+    let has = |ip: &&IpAddr| local.addresses.iter().any(|own| own.is_ipv4() == ip.is_ipv4());
+    let ip = found.iter().find(has).or_else(|| found.first());
+    ip.copied().ok_or_else(|| Failure::NameUnknown(format!("host {host} has no address")))
 }
 
 /// What a failure is to the client, whichever proxy it speaks to.
@@ -107,6 +103,7 @@ impl Outcome {
             Failure::TunnelConnectDeadline
             | Failure::ConnectDeadline
             | Failure::LookUp(_)
+            | Failure::NameUnanswered(_)
             | Failure::Status(Status(504))
             | Failure::Io { kind: ErrorKind::TimedOut, .. } => Self::Late,
             Failure::Io { .. }
@@ -189,7 +186,8 @@ mod tests {
             (os(libc::EMFILE), 503, 1),
             (Failure::ConnectDeadline, 504, 4),
             (Failure::TunnelConnectDeadline, 504, 4),
-            (Failure::NameUnknown("nobody".into()), 502, 4),
+            (Failure::NameUnknown("no such host: nobody".to_owned()), 502, 4),
+            (Failure::NameUnanswered("silence".to_owned()), 504, 4),
             (Failure::Identity("unsigned".to_owned()), 503, 1),
             (Failure::Refused(Refuse::SelfCall), 403, 2),
             (Failure::Refused(Refuse::NotSynced), 503, 1),

@@ -3,6 +3,7 @@
 
 pub mod connect;
 mod dialogue;
+pub mod dns;
 mod explicit;
 pub mod inbound;
 mod nested;
@@ -38,6 +39,9 @@ pub fn serve(world: Rc<PodWorld>, port: Port, accepted: Accepted) {
         })),
         Port::Connect => drop(monoio::spawn(async move {
             gate.run(connect::serve(world, accepted)).await;
+        })),
+        Port::Dns => drop(monoio::spawn(async move {
+            gate.run(dns::serve(world, accepted)).await;
         })),
     }
 }

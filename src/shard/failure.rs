@@ -53,9 +53,11 @@ pub enum Failure {
     /// On-demand mode: the control plane has neither told of this name nor said that it doesn't have it.
     #[error("the control plane has not answered the look-up of {0}")]
     LookUp(crate::base::text::Text),
-    /// A name that neither the mesh nor a name server knows.
-    #[error("cannot resolve {0}")]
-    NameUnknown(crate::base::text::Text),
+    /// A name that neither the mesh nor a name server has an address for.
+    #[error("dns lookup: {0}")]
+    NameUnknown(String),
+    #[error("dns lookup: {0}")]
+    NameUnanswered(String),
     #[error(transparent)]
     Refused(#[from] Refuse),
     #[error(transparent)]
@@ -117,6 +119,7 @@ impl Failure {
             | Self::LocalWorkload(_)
             | Self::LookUp(_)
             | Self::NameUnknown(_)
+            | Self::NameUnanswered(_)
             | Self::Refused(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
@@ -148,6 +151,7 @@ impl Failure {
             | Self::LocalWorkload(_)
             | Self::LookUp(_)
             | Self::NameUnknown(_)
+            | Self::NameUnanswered(_)
             | Self::Refused(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
@@ -177,6 +181,7 @@ impl Failure {
             | Self::LocalWorkload(_)
             | Self::LookUp(_)
             | Self::NameUnknown(_)
+            | Self::NameUnanswered(_)
             | Self::Identity(_) => Whose::Mesh,
             Self::TlsSetup(_) | Self::Shortage(_) | Self::Drained | Self::PoolDraining => Whose::Us,
         }

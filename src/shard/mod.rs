@@ -5,6 +5,7 @@ pub mod buffers;
 pub mod closer;
 pub mod decision;
 pub mod dialogues;
+pub mod dns;
 pub mod failure;
 pub mod gate;
 pub mod half_close;

@@ -12,7 +12,7 @@ use crate::mesh::authority::Authority;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Destination {
     Address(SocketAddr),
-    /// In lower case, without its final dot; letters, digits and `-._`.
+    /// In lower case; letters, digits and `-._`. A final dot says that it is whole.
     Name {
         host: Text,
         port: u16,
@@ -72,7 +72,7 @@ impl Destination {
         if port == 0 {
             return Err(NoDestination::Port);
         }
-        Ok(Self::Name { host: host.to_ascii_lowercase().into(), port })
+        Ok(Self::Name { host: name.to_ascii_lowercase().into(), port })
     }
 }
 
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(parsed("10.0.0.1:80"), "10.0.0.1:80");
         assert_eq!(parsed("[::ffff:10.0.0.1]:80"), "10.0.0.1:80");
         assert_eq!(parsed("[fd00::1]:443"), "[fd00::1]:443");
-        assert_eq!(parsed("Web.Default.SVC.:443"), "web.default.svc:443");
+        assert_eq!(parsed("Web.Default.SVC.:443"), "web.default.svc.:443");
         let disguised = Destination::named("fd00::1", 80).unwrap();
         assert_eq!(disguised, Destination::Address("[fd00::1]:80".parse().unwrap()));
     }

@@ -2,6 +2,7 @@
 
 pub mod access_log;
 pub mod destination;
+pub mod dns;
 pub mod dump;
 pub mod h2;
 pub mod hbone;
