@@ -33,6 +33,10 @@ mod pods;
 mod policy;
 #[path = "all/programs.rs"]
 mod programs;
+#[path = "all/proxies.rs"]
+mod proxies;
+#[path = "all/proxy_programs.rs"]
+mod proxy_programs;
 #[path = "all/reach.rs"]
 mod reach;
 #[path = "all/refuse.rs"]
