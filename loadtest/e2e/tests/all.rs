@@ -9,6 +9,8 @@ mod ahead;
 mod certificates;
 #[path = "all/close.rs"]
 mod close;
+#[path = "all/dns.rs"]
+mod dns;
 #[path = "all/envoy.rs"]
 mod envoy;
 #[path = "all/hostile.rs"]
