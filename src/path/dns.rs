@@ -242,7 +242,7 @@ impl Asked {
         let mut asked = Self { query, over, workload: None };
         let Some(workload) = workload.filter(|_| snapshot.synced) else { return Step::Wait(asked) };
         bump(&asked.counters_of(world, Some(workload)).requests);
-        if let Some(answer) = asked.from_mesh(world, message, &snapshot, workload) {
+        if let Some(answer) = asked.mesh_answer(world, message, &snapshot, workload) {
             return Step::Answer(answer);
         }
         asked.workload = Some(workload.clone());
@@ -250,7 +250,7 @@ impl Asked {
     }
 
     /// The mesh's answer, where the name is its own.
-    fn from_mesh(
+    fn mesh_answer(
         &self,
         world: &PodWorld,
         message: &[u8],
@@ -297,7 +297,7 @@ impl Asked {
                 return Some(failure(message));
             };
             bump(&self.counters_of(world, Some(&workload)).requests);
-            if let Some(answer) = self.from_mesh(world, message, &snapshot, &workload) {
+            if let Some(answer) = self.mesh_answer(world, message, &snapshot, &workload) {
                 return Some(answer);
             }
             self.workload = Some(workload);

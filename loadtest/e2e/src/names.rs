@@ -46,7 +46,15 @@ pub struct NameServer {
 impl NameServer {
     /// Listens on port 53 of the pod, both transports; `say` gets the query and how many came before it.
     pub fn start(pod: &Pod, say: impl Fn(&Heard, usize) -> Vec<Say> + Send + Sync + 'static) -> Self {
-        let at = pod.at(53);
+        Self::start_at(pod, pod.at(53), say)
+    }
+
+    /// The same on another address of the pod.
+    pub fn start_at(
+        pod: &Pod,
+        at: SocketAddr,
+        say: impl Fn(&Heard, usize) -> Vec<Say> + Send + Sync + 'static,
+    ) -> Self {
         let (udp, tcp) = pod
             .space
             .enter(|| (UdpSocket::bind(at).expect("port 53"), TcpListener::bind(at).expect("port 53")))
@@ -55,7 +63,7 @@ impl NameServer {
         tcp.set_nonblocking(true).expect("a non-blocking listener");
         let (heard, stop) = (Arc::new(Mutex::new(Vec::new())), Arc::new(AtomicBool::new(false)));
         let say = Arc::new(say);
-        let elsewhere = pod.space.enter(|| UdpSocket::bind(pod.at(0)).expect("a port")).expect("the pod");
+        let elsewhere = pod.space.enter(|| UdpSocket::bind((at.ip(), 0)).expect("a port")).expect("the pod");
         let threads = vec![
             std::thread::spawn({
                 let (heard, stop, say) = (heard.clone(), stop.clone(), say.clone());
@@ -210,7 +218,7 @@ pub fn reply(query: &[u8], flags: u16, records: &[(u16, u32, Vec<u8>)]) -> Vec<u
 
 /// Sends one datagram from a pod and waits for the answer; none within `within`.
 pub fn ask(from: &Pod, server: SocketAddr, message: &[u8], within: Duration) -> Option<Vec<u8>> {
-    let bind = from.at(0);
+    let bind = if server.is_ipv4() { from.at(0) } else { from.at6(0) };
     let socket = from.space.enter(|| UdpSocket::bind(bind).expect("a port")).expect("the pod");
     socket.connect(server).expect("a server");
     socket.set_read_timeout(Some(within)).expect("a timeout");

@@ -524,3 +524,76 @@ fn an_idle_connection_for_names_is_closed_and_a_busy_one_is_not() {
         std::thread::sleep(Duration::from_secs(2));
     }
 }
+
+#[test]
+fn a_zone_is_transferred_whole_in_its_many_messages() {
+    let (world, names) = world(&[]);
+    let soa = [&[0, 0][..], &[0; 20]].concat();
+    let server = NameServer::start(&names, move |heard, _| {
+        let part = |records: &[(u16, u32, Vec<u8>)]| Say::Reply(reply(&heard.message, 0, records));
+        let many: Vec<_> = (0..200_u8).map(|last| (A, 20, vec![10, 1, 1, last])).collect();
+        let first = std::iter::once(part(&[(6, 20, soa.clone()), (A, 20, FAR.to_vec())]));
+        first.chain((0..300).map(|_| part(&many))).chain([part(&[(6, 20, soa.clone())])]).collect()
+    });
+    let mut stream = world.client.space.connect(names.at(53), STEP).unwrap();
+    stream.set_read_timeout(Some(STEP)).unwrap();
+    write_frame(&mut stream, &query(77, "zone.example", 252)).unwrap();
+    let (mut messages, mut records) = (0, 0);
+    while messages < 302 {
+        let message = read_frame(&mut stream).unwrap();
+        assert_eq!(message[..2], [0, 77]);
+        messages += 1;
+        records += usize::from(message[7]);
+    }
+    assert_eq!(records, 2 + 300 * 200 + 1);
+    write_frame(&mut stream, &query(78, "web", A)).unwrap();
+    assert_eq!(read_frame(&mut stream).unwrap()[..2], [0, 78], "nothing else came");
+    drop(server);
+}
+
+/// Field report E6: each pod's queries go to the server that it asked, of either family.
+#[test]
+fn each_query_goes_to_the_server_that_was_asked() {
+    let (world, names) = world(&[]);
+    let of_v4 = NameServer::start(&names, ordinary);
+    let of_v6 = NameServer::start_at(&names, names.at6(53), |heard, _| {
+        vec![Say::Reply(reply(&heard.message, 0, &[(A, 20, vec![192, 0, 2, 6])]))]
+    });
+    for (server, told) in [(names.at(53), 1), (names.at6(53), 6), (names.at(53), 1)] {
+        let answer = ask(&world.client, server, &query(1, "same.example", A), STEP).unwrap();
+        assert_eq!(answer[answer.len() - 4..], [192, 0, 2, told], "{server}");
+        let mut stream = world.client.space.connect(server, STEP).unwrap();
+        stream.set_read_timeout(Some(STEP)).unwrap();
+        write_frame(&mut stream, &query(2, "other.example", A)).unwrap();
+        let answer = read_frame(&mut stream).unwrap();
+        assert_eq!(answer[answer.len() - 4..], [192, 0, 2, told], "{server} over TCP");
+    }
+    let client = [world.client.at(0).ip(), world.client.at6(0).ip()];
+    let heard = [of_v4.heard(), of_v6.heard()].concat();
+    assert!(heard.iter().all(|one| client.contains(&one.from.ip())), "asked from within the pod: {heard:?}");
+}
+
+#[test]
+fn alone_it_serves_names_and_captures_nothing_else() {
+    let (world, names) = world(&[("ENABLE_PROXY", "false")]);
+    let server = NameServer::start(&names, ordinary);
+    for name in ["web", "far.example"] {
+        assert_eq!(rcode(&ask(&world.client, names.at(53), &query(1, name, A), STEP).unwrap()), 0, "{name}");
+    }
+    assert_eq!(ringway_e2e::sockets::proxy_listeners(&world.client.space), 0);
+    assert_eq!(server.heard().len(), 1);
+}
+
+#[test]
+fn a_pod_without_ipv6_on_its_loopback_is_served_over_ipv4() {
+    let (mut world, names) = world(&[]);
+    let pod = world.cluster.topology.add_pod(1, "four").unwrap();
+    pod.space.set("net/ipv6/conf/lo/disable_ipv6", "1").unwrap();
+    world.cluster.mesh.add(&pod, true);
+    world.cluster.mesh.write().unwrap();
+    pod.capture_with_names().unwrap();
+    let announced = ringway::demo::cluster::agent_pod(&pod).unwrap();
+    world.cluster.agent(1).unwrap().add(announced).unwrap();
+    let answer = ask(&pod, names.at(53), &query(1, "web", A), STEP).unwrap();
+    assert_eq!(answer[answer.len() - 4..], [10, 77, 200, 1]);
+}
