@@ -180,22 +180,22 @@ pub fn query(id: u16, name: &str, kind: u16) -> Vec<u8> {
     message
 }
 
-/// Where the question of a message ends.
+/// Where the question of a message ends; all of it, where there is none.
 pub fn question_end(message: &[u8]) -> usize {
     let mut at = 12;
-    while message[at] != 0 {
-        at += 1 + usize::from(message[at]);
+    while let Some(length) = message.get(at).filter(|length| **length != 0) {
+        at += 1 + usize::from(*length);
     }
-    at + 5
+    (at + 5).min(message.len())
 }
 
 /// The name asked for, in lower case.
 pub fn asked_name(message: &[u8]) -> String {
     let (mut at, mut labels) = (12, Vec::new());
-    while message[at] != 0 {
-        let length = usize::from(message[at]);
-        labels.push(String::from_utf8_lossy(&message[at + 1..=at + length]).to_lowercase());
-        at += 1 + length;
+    while let Some(length) = message.get(at).filter(|length| **length != 0) {
+        let end = at + 1 + usize::from(*length);
+        labels.push(String::from_utf8_lossy(message.get(at + 1..end).unwrap_or_default()).to_lowercase());
+        at = end;
     }
     labels.join(".")
 }

@@ -11,6 +11,8 @@ mod certificates;
 mod close;
 #[path = "all/dns.rs"]
 mod dns;
+#[path = "all/dns_trouble.rs"]
+mod dns_trouble;
 #[path = "all/envoy.rs"]
 mod envoy;
 #[path = "all/hostile.rs"]

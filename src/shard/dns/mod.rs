@@ -122,7 +122,9 @@ impl PodDns {
 
     /// Lets go of the sockets; what is on its way is still answered, but for want of a socket, not by datagram.
     pub(super) fn close(&self) {
-        self.ports.take();
+        if !self.ports.take().is_empty() {
+            tracing::info!(target: "ztunnel::dns", "shutting down the DNS server");
+        }
     }
 
     fn place(&self) -> Option<Place> {
