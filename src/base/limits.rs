@@ -398,3 +398,6 @@ pub const DNS_POD_FILES_MS: u64 = 10_000;
 pub const RESOLV_CONF_BYTES: u64 = 16 * 1024;
 /// Between two looks whether a client has taken enough of a zone for more of it.
 pub const TRANSFER_PAUSE_MS: u64 = 10;
+/// Queries that wait in the kernel, with its own overhead (some 800 bytes each): a burst of a thousand. Linux's default
+/// of 208 KiB loses all but 270 of one.
+pub const DNS_QUEUE_BYTES: i32 = 1024 * 1024;

@@ -19,7 +19,7 @@ use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::Workload;
 use crate::shard::dns::{AskError, Datagram, Over, take_frame};
 use crate::shard::pod::{Accepted, PodWorld};
-use crate::shard::ready::wait;
+use crate::shard::ready::{Woke, wait};
 use crate::shard::signal::Signal;
 use crate::shard::socket::Socket;
 use crate::shard::stats::{DnsCounters, bump};
@@ -95,8 +95,8 @@ async fn converse(world: &Rc<PodWorld>, client: &Rc<Client>) {
             // Silent, or it doesn't read what it asked for.
             Err(_) if client.owed.get() == 0 || !sent => return,
             Err(_) => {}
-            Ok(_) if ended => {}
-            Ok(_) => match client.read(&mut unread) {
+            Ok(Woke::Signal | Woke::Writable) => {}
+            Ok(Woke::Readable) => match client.read(&mut unread) {
                 Ok(0) => ended = true,
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
@@ -242,7 +242,7 @@ impl Asked {
         let mut asked = Self { query, over, workload: None };
         let Some(workload) = workload.filter(|_| snapshot.synced) else { return Step::Wait(asked) };
         bump(&asked.counters_of(world, Some(workload)).requests);
-        if let Some(answer) = asked.from_mesh(world, message, &snapshot, workload) {
+        if let Some(answer) = asked.mesh_answer(world, message, &snapshot, workload) {
             return Step::Answer(answer);
         }
         asked.workload = Some(workload.clone());
@@ -250,7 +250,7 @@ impl Asked {
     }
 
     /// The mesh's answer, where the name is its own.
-    fn from_mesh(
+    fn mesh_answer(
         &self,
         world: &PodWorld,
         message: &[u8],
@@ -297,7 +297,7 @@ impl Asked {
                 return Some(failure(message));
             };
             bump(&self.counters_of(world, Some(&workload)).requests);
-            if let Some(answer) = self.from_mesh(world, message, &snapshot, &workload) {
+            if let Some(answer) = self.mesh_answer(world, message, &snapshot, &workload) {
                 return Some(answer);
             }
             self.workload = Some(workload);
@@ -311,7 +311,8 @@ impl Asked {
                 let answers = Header::read(&said).map_or(0, |header| header.counts[1]);
                 let result = if answers == 0 { "no records" } else { "forwarded" };
                 self.tell(message, &result, answers.into(), 0);
-                if said.len() <= self.limit_bytes() {
+                // What other opcodes answer isn't ours to cut.
+                if said.len() <= self.limit_bytes() || self.query.header.opcode() != 0 {
                     return Some(said);
                 }
                 let mut out = Vec::new();

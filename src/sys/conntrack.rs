@@ -1,6 +1,7 @@
 //! Where a captured datagram wanted to go: the kernel's connection tracking knows, but tells it of TCP only by a socket
 //! option. So it is asked by netlink (nfnetlink_conntrack), about one connection at a time; some 5 µs.
 
+use std::cell::Cell;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,6 +13,8 @@ use rustix::net::{
 /// A netlink socket of one network namespace, which it belongs to for life.
 pub struct Conntrack {
     socket: OwnedFd,
+    /// Of the last question: an answer to an earlier one isn't taken for its own.
+    sequence: Cell<u32>,
 }
 
 const HEADER_BYTES: usize = 16;
@@ -37,17 +40,23 @@ impl Conntrack {
     pub fn open() -> io::Result<Self> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let socket = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, Some(netlink::NETFILTER))?;
-        Ok(Self { socket })
+        Ok(Self { socket, sequence: Cell::new(0) })
     }
 
     /// The destination of the datagrams from `client` that netfilter turned to `here`, as the client chose it.
     pub fn original_destination(&self, client: SocketAddr, here: SocketAddr) -> io::Result<SocketAddr> {
-        let question = question(client, here);
+        let sequence = self.sequence.get().wrapping_add(1);
+        self.sequence.set(sequence);
         let mut answer = [0; MESSAGE_BYTES];
-        // The kernel answers within the call; what an earlier one left behind is read over.
-        send(self.socket.as_fd(), &question, SendFlags::DONTWAIT)?;
-        let (count, _) = recv(self.socket.as_fd(), &mut answer, RecvFlags::DONTWAIT)?;
-        read(answer.get(..count).unwrap_or_default())
+        // The kernel answers within the call.
+        send(self.socket.as_fd(), &question(client, here, sequence), SendFlags::DONTWAIT)?;
+        loop {
+            let (count, _) = recv(self.socket.as_fd(), &mut answer, RecvFlags::DONTWAIT)?;
+            let told = answer.get(8..12).and_then(|bytes| bytes.first_chunk());
+            if told.is_some_and(|bytes| u32::from_ne_bytes(*bytes) == sequence) {
+                return read(answer.get(..count).unwrap_or_default());
+            }
+        }
     }
 }
 
@@ -58,7 +67,7 @@ impl AsFd for Conntrack {
 }
 
 /// Asks for the connection whose replies go from `here` to `client`.
-fn question(client: SocketAddr, here: SocketAddr) -> Vec<u8> {
+fn question(client: SocketAddr, here: SocketAddr, sequence: u32) -> Vec<u8> {
     let (source, destination) = address_attributes(here.is_ipv4());
     let ips = [attribute(source, &octets(here.ip())), attribute(destination, &octets(client.ip()))].concat();
     let ports = [
@@ -74,7 +83,8 @@ fn question(client: SocketAddr, here: SocketAddr) -> Vec<u8> {
     message.extend(length.to_ne_bytes());
     message.extend(GET.to_ne_bytes());
     message.extend(REQUEST.to_ne_bytes());
-    message.extend([0; 8]);
+    message.extend(sequence.to_ne_bytes());
+    message.extend([0; 4]);
     // struct nfgenmsg: family, version, resource.
     let family = if here.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
     message.extend([family.to_be_bytes()[3], 0, 0, 0]);

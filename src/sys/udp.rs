@@ -8,7 +8,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{RecvFlags, SendFlags, recv, recvfrom, send, sendto};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::base::limits::DNS_QUEUE_BYTES;
 use crate::sys::listener::{ListenError, ListenerPlan, Listening};
+use crate::sys::option;
 
 /// A bound socket. Sharing the port is a must where it is asked for: a second socket would get nothing.
 pub fn bind(plan: &ListenerPlan) -> Result<Listening, ListenError> {
@@ -22,6 +24,8 @@ pub fn bind(plan: &ListenerPlan) -> Result<Listening, ListenError> {
     if plan.reuse_port {
         socket.set_reuse_port(true).map_err(failed)?;
     }
+    // Where the right for it is lacking, the machine's default has to do.
+    let _ = option::set_int(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUFFORCE, DNS_QUEUE_BYTES);
     socket.bind(&addr.into()).map_err(failed)?;
     Ok(Listening { fd: socket.into(), transparent: false, warning: None })
 }

@@ -19,6 +19,7 @@ pub mod hbone_server;
 pub mod istio_world;
 pub mod istiod;
 pub mod lines;
+pub mod names;
 pub mod seccomp;
 pub mod serve;
 pub mod sockets;

@@ -9,6 +9,10 @@ mod ahead;
 mod certificates;
 #[path = "all/close.rs"]
 mod close;
+#[path = "all/dns.rs"]
+mod dns;
+#[path = "all/dns_trouble.rs"]
+mod dns_trouble;
 #[path = "all/envoy.rs"]
 mod envoy;
 #[path = "all/gateway.rs"]

@@ -5,7 +5,7 @@ mod ask;
 mod cache;
 mod resolve;
 
-use std::cell::{Cell, OnceCell, RefCell};
+use std::cell::{Cell, RefCell};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -35,8 +35,11 @@ pub struct PodDns {
     cache: RefCell<Cache>,
     in_flight: Rc<Cell<usize>>,
     spares: Spares,
-    /// Absent where the kernel doesn't tell.
-    conntrack: OnceCell<Option<Conntrack>>,
+    /// While it is in use: a pod that doesn't ask holds no descriptor.
+    conntrack: RefCell<Option<Conntrack>>,
+    tracked: Cell<bool>,
+    /// The kernel doesn't tell.
+    untracked: Cell<bool>,
 }
 
 /// One bound socket.
@@ -104,17 +107,24 @@ impl PodDns {
             cache: RefCell::default(),
             in_flight: Rc::default(),
             spares: Spares::new(udp::blank),
-            conntrack: OnceCell::new(),
+            conntrack: RefCell::default(),
+            tracked: Cell::new(false),
+            untracked: Cell::new(false),
         })
     }
 
     pub(super) fn tick(&self) {
         self.spares.tick();
+        if !self.tracked.take() {
+            self.conntrack.take();
+        }
     }
 
     /// Lets go of the sockets; what is on its way is still answered, but for want of a socket, not by datagram.
     pub(super) fn close(&self) {
-        self.ports.take();
+        if !self.ports.take().is_empty() {
+            tracing::info!(target: "ztunnel::dns", "shutting down the DNS server");
+        }
     }
 
     fn place(&self) -> Option<Place> {
@@ -172,25 +182,30 @@ impl PodWorld {
 
     /// The server that the sender of a captured datagram asked.
     pub fn asked_server(&self, port: &DnsPort, client: SocketAddr) -> Option<SocketAddr> {
-        if !self.shard.settings.dns.follows_asker {
+        let dns = &self.dns;
+        if !self.shard.settings.dns.follows_asker || dns.untracked.get() {
             return None;
         }
-        let open = || match within(self.pod.netns.as_ref(), Conntrack::open) {
-            Ok(Ok(conntrack)) => Some(conntrack),
-            Ok(Err(error)) | Err(error) if listener::is_descriptor_shortage(&error) => None,
-            Ok(Err(error)) | Err(error) => {
-                if let Some(kept_back) = self.shard.dns_told.due() {
-                    tracing::info!(
-                        target: "ztunnel::dns",
-                        "connection tracking can't be asked ({error}): queries go to the name servers of resolv.conf, \
-                         not to those that pods asked ({kept_back} such lines kept back)",
-                    );
-                }
-                None
+        dns.tracked.set(true);
+        let mut conntrack = dns.conntrack.borrow_mut();
+        if conntrack.is_none() {
+            match within(self.pod.netns.as_ref(), Conntrack::open) {
+                Ok(Ok(opened)) => *conntrack = Some(opened),
+                Ok(Err(error)) | Err(error) => self.miss_conntrack(&error),
             }
-        };
-        let conntrack = self.dns.conntrack.get_or_init(open).as_ref()?;
-        conntrack.original_destination(canonical(client), port.addr).ok()
+        }
+        conntrack.as_ref()?.original_destination(canonical(client), port.addr).ok()
+    }
+
+    fn miss_conntrack(&self, error: &std::io::Error) {
+        self.dns.untracked.set(!listener::is_descriptor_shortage(error));
+        if let Some(kept_back) = self.shard.dns_told.due() {
+            tracing::info!(
+                target: "ztunnel::dns",
+                "connection tracking can't be asked ({error}): queries go to the name servers of resolv.conf, not to \
+                 those that pods asked ({kept_back} such lines kept back)",
+            );
+        }
     }
 
     /// The name servers to ask, best first: the one that the pod asked, with its neighbours where it is one of ours.

@@ -69,9 +69,13 @@ impl PodWorld {
 
     /// Both families at once; one of them is enough.
     async fn at_name_servers(&self, host: &str) -> Result<Vec<IpAddr>, ResolveError> {
-        let four = self.of_family(host, Family::V4);
+        let four = Box::pin(self.of_family(host, Family::V4));
         let six = async {
-            if self.shard.settings.ipv6 { Some(self.of_family(host, Family::V6).await) } else { None }
+            if self.shard.settings.ipv6 {
+                Some(Box::pin(self.of_family(host, Family::V6)).await)
+            } else {
+                None
+            }
         };
         let (four, six) = both(four, six).await;
         let mut addresses = Vec::new();
