@@ -38,24 +38,28 @@ impl Ends {
         let mut client = Handshake::client(&self.client, self.expected.clone()).expect("a client");
         let mut server = Handshake::server(&self.server).expect("a server");
         let (mut to_client, mut to_server) = (Vec::new(), Vec::new());
-        let (mut bytes, mut done) = (0, [false; 2]);
-        while done != [true; 2] {
-            for (at, handshake, incoming, outgoing) in [
-                (0, &mut client, &mut to_client, &mut to_server),
-                (1, &mut server, &mut to_server, &mut to_client),
-            ] {
-                let before = outgoing.len();
-                if done.get(at) == Some(&false) {
-                    let progress = handshake.advance(incoming, outgoing).expect("a handshake that goes on");
-                    if let Some(done) = done.get_mut(at) {
-                        *done = matches!(progress, Progress::Done(_));
-                    }
-                }
-                bytes += outgoing.len() - before;
+        let mut bytes = 0;
+        let (mut client_done, mut server_done) = (false, false);
+        while !(client_done && server_done) {
+            if !client_done {
+                let before = to_server.len();
+                client_done = advance(&mut client, &mut to_client, &mut to_server);
+                bytes += to_server.len() - before;
+            }
+            if !server_done {
+                let before = to_client.len();
+                server_done = advance(&mut server, &mut to_server, &mut to_client);
+                bytes += to_client.len() - before;
             }
         }
         bytes
     }
+}
+
+/// Whether this end is done.
+fn advance(end: &mut Handshake, incoming: &mut Vec<u8>, outgoing: &mut Vec<u8>) -> bool {
+    let progress = end.advance(incoming, outgoing).expect("a handshake that goes on");
+    matches!(progress, Progress::Done(_))
 }
 
 fn handshakes(criterion: &mut Criterion) {

@@ -146,20 +146,17 @@ fn large_service(criterion: &mut Criterion, snapshot: &Snapshot, source: &Worklo
     let of = Change::Service { service: Arc::new(service(large, &mut shared.texts)), endpoints: Vec::new() };
     let members: Vec<_> = (0..ENDPOINTS).map(|number| member(number, 1, shared)).collect();
     let snapshot = apply(snapshot, members.into_iter().chain([of]), None);
-    let target = Captured(std::net::SocketAddr::new(ip([172, 16], large), 80));
+    let target = Captured(SocketAddr::new(ip([172, 16], large), 80));
     let mut random = fastrand::Rng::with_seed(1);
-    let request = |snapshot| Request {
-        snapshot,
-        network: "",
-        source,
-        caller: source.addresses[0],
-        target,
-        ipv6: true,
-        view: View::default(),
-    };
-    assert!(matches!(route(&request(&snapshot), &mut random), Ok(Routed::Go(plan)) if plan.picked.is_some()));
+    fn request<'a>(snapshot: &'a Snapshot, source: &'a Workload, target: Captured) -> Request<'a> {
+        let (caller, view) = (source.addresses[0], View::default());
+        Request { snapshot, network: "", source, caller, target, ipv6: true, view }
+    }
+    assert!(
+        matches!(route(&request(&snapshot, source, target), &mut random), Ok(Routed::Go(plan)) if plan.picked.is_some())
+    );
     criterion.bench_function("route to a service of 10,000", |bench| {
-        bench.iter(|| black_box(route(&request(&snapshot), &mut random)));
+        bench.iter(|| black_box(route(&request(&snapshot, source, target), &mut random)));
     });
     let mut flip = 1;
     criterion.bench_function("route to a service of 10,000, one of them changed", |bench| {
@@ -168,7 +165,7 @@ fn large_service(criterion: &mut Criterion, snapshot: &Snapshot, source: &Worklo
                 flip += 1;
                 apply(&snapshot, [member(5, flip, shared)], None)
             },
-            |changed| black_box(route(&request(&changed), &mut random).is_ok()),
+            |changed| black_box(route(&request(&changed, source, target), &mut random).is_ok()),
             BatchSize::PerIteration,
         );
     });

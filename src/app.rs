@@ -94,13 +94,13 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
         control_plane: control_plane(config)?,
         local_node: config.place.local_node.as_deref().map(Into::into),
         absent,
+        hosts,
+        name_servers: name_servers(config),
         revocation: config
             .sources
             .crl_path
             .clone()
             .map(|path| RevocationFile::new(path, profile.revocations.clone())),
-        hosts,
-        name_servers: name_servers(config),
         signer: signer(config, profile)?,
         certificate_ttl: config.sources.secret_ttl,
         mode: match config.mode {

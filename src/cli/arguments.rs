@@ -33,6 +33,8 @@ pub enum Command {
     Config(ConfigCommand),
     /// Build a small mesh on this machine and show what the proxy does in it (needs root)
     Demo(DemoArguments),
+    /// Ask a running proxy what would become of a connection (exit code 2 where it would not be carried)
+    Why(WhyArguments),
     /// Print a completion script
     Completions { shell: Shell },
 }
@@ -65,6 +67,20 @@ pub struct DemoArguments {
     /// Stay up after the checks, until Ctrl-C
     #[arg(long)]
     pub hold: bool,
+}
+
+#[derive(Args, Clone, Debug)]
+pub struct WhyArguments {
+    /// Who calls: NAMESPACE/POD, or one of its addresses
+    pub from: String,
+    /// Whom: ADDRESS:PORT, or a service's HOST:PORT
+    pub to: String,
+    /// The admin port of the proxy
+    #[arg(long, default_value = "localhost:15000")]
+    pub admin: String,
+    /// Print the answer as JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Default, Debug)]

@@ -3,6 +3,7 @@
 
 mod arguments;
 mod config;
+mod why;
 
 use std::io::Write;
 
@@ -10,7 +11,7 @@ use clap::{CommandFactory, Parser};
 
 use crate::base::version::BuildInfo;
 use crate::config::{Config, ConfigError, Surroundings};
-pub use arguments::{Arguments, Command, DemoArguments, OutputFormat};
+pub use arguments::{Arguments, Command, DemoArguments, OutputFormat, WhyArguments};
 
 /// Exit codes. Usage and configuration are those of sysexits.h.
 pub mod exit {
@@ -78,6 +79,7 @@ pub fn main(name: &str, from: &Surroundings<'_>, programs: &Programs, console: &
             Ok(false) => exit::PROBLEMS,
             Err(error) => failed(&error, console),
         },
+        Command::Why(asked) => why::main(&asked, console).unwrap_or_else(|error| failed(&error, console)),
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "ringway", &mut script);

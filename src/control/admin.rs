@@ -13,6 +13,7 @@ use crate::bridge::identities::Identities;
 use crate::bridge::mailbox::Mailbox;
 use crate::bridge::order::Order;
 use crate::bridge::published::Published;
+use crate::bridge::settings::Settings;
 use crate::control::cni::Board;
 use crate::control::control::{Facts, Quit};
 use crate::control::dump::Dump;
@@ -20,6 +21,7 @@ use crate::control::http::{self, Answering, Handler, Question, Reply};
 use crate::control::logs::{LevelError, Logs};
 use crate::control::publish::StaticConfig;
 use crate::control::shards;
+use crate::control::why;
 
 /// The filter of log lines, as an operator changes it while the process runs.
 pub trait LogLevels: Send + Sync {
@@ -75,6 +77,7 @@ pub struct AdminServer {
     pub quit: mpsc::Sender<Quit>,
     /// How long `/quitquitquit` waits to be accepted.
     pub patience: Duration,
+    pub settings: Arc<Settings>,
     pub static_config: Option<StaticConfig>,
 }
 
@@ -85,6 +88,7 @@ impl Handler for AdminServer {
             match question.uri.path() {
                 "/" => dashboard(),
                 "/config_dump" => self.config_dump().await,
+                "/why" => why::answer(&self.published.load(), &self.settings, |name| parameter(query, name)),
                 "/logging" => logging(self.logs.as_deref(), &question.method, query),
                 "/quitquitquit" if question.method == Method::POST => self.quit().await,
                 "/quitquitquit" => http::empty(StatusCode::METHOD_NOT_ALLOWED),
@@ -146,6 +150,7 @@ fn dashboard() -> Reply {
         ("debug/pprof/heap/profiling", "heap profiling on and off (not part of this build)"),
         ("quitquitquit", "shut down (POST)"),
         ("config_dump", "mesh, configuration, certificates and connections as JSON"),
+        ("why", "what would become of a connection: ?from=NAMESPACE/POD&to=HOST:PORT"),
         ("logging", "log levels: show and change (POST)"),
     ];
     let rows: String = ROWS

@@ -115,6 +115,7 @@ fn server(shards: &Shards, quit: mpsc::Sender<Quit>) -> AdminServer {
         logs: None,
         quit,
         patience: Duration::from_millis(50),
+        settings: Arc::new(crate::control::test_support::settings()),
         static_config: None,
     }
 }

@@ -58,10 +58,10 @@ pub struct Wiring {
     /// Whose workloads are local; all, where it isn't set.
     pub local_node: Option<Text>,
     pub absent: Arc<Absent>,
-    /// `CRL_PATH`.
-    pub revocation: Option<RevocationFile>,
     pub hosts: Arc<Hosts>,
     pub name_servers: NameServers,
+    /// `CRL_PATH`.
+    pub revocation: Option<RevocationFile>,
     pub signer: Arc<dyn Signer>,
     pub certificate_ttl: Duration,
     pub mode: Mode,
@@ -203,6 +203,7 @@ impl Control {
             logs: wiring.logs.clone(),
             quit,
             patience: wiring.settings.termination_deadline,
+            settings: wiring.settings.clone(),
             static_config: wiring.file.as_ref().and_then(|source| source.static_config()),
         };
         serving.push(admin.serve(Arc::new(admin_server), &closing)?);
@@ -285,9 +286,9 @@ struct Loop {
     /// Look-ups that the mesh thread didn't take yet.
     lookups: VecDeque<Text>,
     desk: Desk,
+    hosts: HostDesk,
     revocation: Option<RevocationFile>,
     identities: Arc<Identities>,
-    hosts: HostDesk,
     prefetch: bool,
     own: HashMap<Text, Own>,
     readiness: Arc<Readiness>,
@@ -393,7 +394,7 @@ impl Loop {
             }
             self.desk.start(SystemTime::now());
         }
-        self.drain(quits, signals, bell).await
+        Box::pin(self.drain(quits, signals, bell)).await
     }
 
     /// What is done regularly.

@@ -65,7 +65,6 @@ fn start_with(
         control_plane,
         local_node: None,
         absent: Arc::default(),
-        revocation: None,
         hosts: Arc::default(),
         name_servers: NameServers {
             servers: Vec::new(),
@@ -77,6 +76,7 @@ fn start_with(
             edns0: false,
             ipv6: true,
         },
+        revocation: None,
         signer: Arc::new(NoAuthority),
         certificate_ttl: Duration::from_secs(86_400),
         mode,

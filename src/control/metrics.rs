@@ -386,6 +386,22 @@ fn connections(page: &mut Page, stats: &[ShardStats]) {
     }
 }
 
+/// Requests for host names' addresses, of all shards together.
+fn on_demand_dns(page: &mut Page, stats: &[ShardStats]) {
+    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
+    for (source, host, times) in stats.iter().flat_map(|shard| &shard.on_demand_dns) {
+        let mut labels = String::new();
+        party(&mut labels, "source", source);
+        label(&mut labels, "hostname", host);
+        *sums.entry(labels).or_default() += times;
+    }
+    let help = "The total number of requests that used on-demand DNS (unstable).";
+    page.family("istio_on_demand_dns", help, Kind::Counter, None);
+    for (labels, times) in sums {
+        page.sample_with("_total", &labels, count(times));
+    }
+}
+
 /// Revoked peers. Every tunnel is tracked here, so the reference's second counter stays 0.
 fn revocations(page: &mut Page, stats: &[ShardStats]) {
     let all = || stats.iter().flat_map(|shard| &shard.crl_rejections);
@@ -409,22 +425,6 @@ fn revocations(page: &mut Page, stats: &[ShardStats]) {
     );
     for reporter in known() {
         page.sample("_total", &[("reporter", reporter.as_str())], 0.0);
-    }
-}
-
-/// Requests for host names' addresses, of all shards together.
-fn on_demand_dns(page: &mut Page, stats: &[ShardStats]) {
-    let mut sums: BTreeMap<String, u64> = BTreeMap::new();
-    for (source, host, times) in stats.iter().flat_map(|shard| &shard.on_demand_dns) {
-        let mut labels = String::new();
-        party(&mut labels, "source", source);
-        label(&mut labels, "hostname", host);
-        *sums.entry(labels).or_default() += times;
-    }
-    let help = "The total number of requests that used on-demand DNS (unstable).";
-    page.family("istio_on_demand_dns", help, Kind::Counter, None);
-    for (labels, times) in sums {
-        page.sample_with("_total", &labels, count(times));
     }
 }
 

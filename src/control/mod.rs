@@ -29,4 +29,5 @@ pub mod source;
 #[cfg(test)]
 mod test_support;
 mod wake;
+mod why;
 pub mod xds;

@@ -10,6 +10,7 @@ use crate::mesh::choices::value;
 use crate::mesh::seen::View;
 use crate::mesh::service::{IpFamilies, LoadBalancer, LoadBalancerMode, Scope, Service};
 use crate::mesh::snapshot::Snapshot;
+use crate::mesh::why::{Note, Unfit};
 use crate::mesh::workload::{PortPair, Workload};
 
 /// What the port of a look-up means.
@@ -45,6 +46,7 @@ pub struct Wanted<'a> {
 /// one of two such. Never one that was tried, and one that is ejected only where no other is left.
 pub fn pick<'a>(wanted: &Wanted<'a>, random: &mut fastrand::Rng) -> Option<Chosen<'a>> {
     let listed = wanted.service.target_port(wanted.port);
+    wanted.view.note(|| among(wanted, listed));
     if wanted.purpose == Purpose::Standard && listed.is_none() {
         return None;
     }
@@ -95,6 +97,41 @@ fn look_through<'a>(
         best.offer(rank, workload.capacity, chosen, random);
     }
     best.chosen
+}
+
+/// Every endpoint, and what speaks against those that can't be chosen.
+fn among(wanted: &Wanted<'_>, listed: Option<u16>) -> Note {
+    let balancer = wanted.service.load_balancer.as_ref();
+    let ranked = |workload: &Workload| rank(balancer, wanted.source, workload);
+    let mut judged = Vec::new();
+    for serving in wanted.snapshot.members(&wanted.service.key) {
+        let unfit = match serving.workload {
+            None => Some(Unfit::Unknown),
+            Some(_) if !wanted.service.accepts(serving.status) => Some(Unfit::Unhealthy),
+            Some(workload) if wanted.view.is_tried(&workload.uid) => Some(Unfit::Tried),
+            Some(workload) if !is_reachable(workload, wanted.source) => Some(Unfit::Unreachable),
+            Some(workload) if serve(wanted, workload, serving.ports, listed).is_none() => Some(Unfit::NoPort),
+            Some(workload) if ranked(workload).is_none() => Some(Unfit::Elsewhere),
+            Some(workload) if workload.capacity == 0 => Some(Unfit::NoCapacity),
+            Some(workload) if wanted.view.is_ejected(&workload.uid) => Some(Unfit::Ejected),
+            Some(_) => None,
+        };
+        let rank = serving.workload.and_then(|workload| ranked(workload)).unwrap_or_default();
+        judged.push((serving.uid.clone(), unfit, rank));
+    }
+    let best = judged.iter().filter(|(_, unfit, _)| unfit.is_none()).map(|(_, _, rank)| *rank).max();
+    judged.sort();
+    let endpoints = judged.into_iter().map(|(uid, unfit, rank)| {
+        let farther = best.is_some_and(|best| rank < best).then_some(Unfit::Farther);
+        (uid, unfit.or(farther))
+    });
+    let known_port = wanted.purpose == Purpose::Waypoint || listed.is_some();
+    Note::Among {
+        service: wanted.service.key.clone(),
+        port: wanted.port,
+        known_port,
+        endpoints: endpoints.collect(),
+    }
 }
 
 /// The endpoint with its port, if it can serve this at all. `ports`: those that it maps itself.

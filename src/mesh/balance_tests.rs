@@ -164,7 +164,7 @@ fn the_tried_are_never_taken_and_the_ejected_only_at_the_last() {
     let (now, time) = (Instant::now(), Duration::from_secs(1));
     let mut seen = Seen::default();
     let with = |tried: &[Text], seen: &Seen, at| {
-        let view = View { tried, seen: Some((seen, at)), least_connections: false };
+        let view = View { tried, seen: Some((seen, at)), least_connections: false, notes: None };
         drawn(&snapshot, &web, view).into_keys().collect::<Vec<_>>()
     };
     assert_eq!(with(&[uid("a")], &seen, now), ["b", "c"]);
@@ -201,7 +201,8 @@ fn of_two_the_freer_one_is_taken() {
     let mut spread = |least_connections| {
         let mut seen = Seen::default();
         for _ in 0..1_000 {
-            let view = View { tried: &[], seen: Some((&seen, Instant::now())), least_connections };
+            let view =
+                View { tried: &[], seen: Some((&seen, Instant::now())), least_connections, notes: None };
             let wanted = Wanted { view, ..wanted(&snapshot, &web, &source) };
             let uid = pick(&wanted, &mut random).unwrap().workload.uid.clone();
             seen.enter(&uid);

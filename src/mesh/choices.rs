@@ -14,8 +14,12 @@ use crate::mesh::workload::Workload;
 pub(crate) struct Lazy(OnceLock<Option<Arc<Choices>>>);
 
 impl Lazy {
+    /// Readers never wait for each other: two that come at once both make it, and one of the two stays.
     pub fn get_or_make(&self, make: impl FnOnce() -> Option<Choices>) -> Option<&Choices> {
-        self.0.get_or_init(|| make().map(Arc::new)).as_deref()
+        if self.0.get().is_none() {
+            let _ = self.0.set(make().map(Arc::new));
+        }
+        self.0.get().and_then(Option::as_deref)
     }
 }
 

@@ -22,4 +22,5 @@ pub mod service;
 #[cfg(test)]
 pub(crate) mod slow;
 pub mod snapshot;
+pub mod why;
 pub mod workload;

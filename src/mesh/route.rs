@@ -13,6 +13,7 @@ use crate::mesh::identity::Identity;
 use crate::mesh::seen::View;
 use crate::mesh::service::{LoadBalancerMode, Service};
 use crate::mesh::snapshot::{Found, Snapshot};
+use crate::mesh::why::Note;
 use crate::mesh::workload::{GatewayAddress, GatewayDestination, Protocol, Workload};
 
 /// Where every workload in the mesh takes HBONE.
@@ -173,6 +174,9 @@ pub fn route(request: &Request<'_>, random: &mut fastrand::Rng) -> Result<Routed
         Some(Found::Service(service)) => Some(service),
         Some(Found::Workload(_)) | None => None,
     };
+    if let Some(service) = meant {
+        request.view.note(|| Note::Service(service.key.clone()));
+    }
     if let Some(service) = meant
         && let Some(waypoint) = waypoint_of(service, random)
     {
@@ -182,7 +186,10 @@ pub fn route(request: &Request<'_>, random: &mut fastrand::Rng) -> Result<Routed
     // The reference looks on the caller's own network from here on, and lets virtual addresses go first.
     let at_vip = snapshot.service_at(&source.network, target.ip(), namespace);
     let chosen = match at_vip {
-        Some(service) if service.mode() == LoadBalancerMode::Passthrough => None,
+        Some(service) if service.mode() == LoadBalancerMode::Passthrough => {
+            request.view.note(|| Note::PassthroughService(service.key.clone()));
+            None
+        }
         Some(service) => balance::pick(&wanted(request, service, target.port(), Purpose::Standard), random),
         None => snapshot
             .workload_at(&source.network, target.ip())
@@ -192,13 +199,23 @@ pub fn route(request: &Request<'_>, random: &mut fastrand::Rng) -> Result<Routed
         (None, _) if meant.is_some_and(|service| service.mode() != LoadBalancerMode::Passthrough) => {
             Err(Refuse::NoHealthyUpstream(target.0))
         }
-        (None, _) => Ok(Routed::Go(passthrough(target))),
-        (Some(chosen), None) => match &chosen.workload.waypoint {
-            Some(waypoint) if !is_waypoint(request, waypoint) => {
-                through_waypoint(request, waypoint, None, random)
+        (None, _) => {
+            request.view.note(|| Note::Passthrough);
+            Ok(Routed::Go(passthrough(target)))
+        }
+        (Some(chosen), None) => {
+            request.view.note(|| Note::Workload(chosen.workload.uid.clone()));
+            match &chosen.workload.waypoint {
+                Some(waypoint) if !is_waypoint(request, waypoint) => {
+                    through_waypoint(request, waypoint, None, random)
+                }
+                Some(waypoint) => {
+                    request.view.note(|| Note::CallerIsWaypoint(name(waypoint)));
+                    direct(request, chosen, None, random)
+                }
+                None => direct(request, chosen, None, random),
             }
-            Some(_) | None => direct(request, chosen, None, random),
-        },
+        }
         (Some(chosen), Some(service)) => direct(request, chosen, Some(service), random),
     }
 }
@@ -265,6 +282,7 @@ fn through_waypoint(
     random: &mut fastrand::Rng,
 ) -> Result<Routed, Refuse> {
     let target = request.target.0;
+    request.view.note(|| Note::Waypoint(name(waypoint)));
     let (Chosen { workload, port }, service) =
         next_hop(request, waypoint, random).ok_or_else(|| Refuse::UnknownWaypoint(name(waypoint)))?;
     if workload.network != request.source.network {
@@ -290,6 +308,8 @@ fn through_gateway(
 ) -> Result<Routed, Refuse> {
     let gateway =
         remote.network_gateway.as_ref().ok_or_else(|| Refuse::NoValidDestination(remote.name.clone()))?;
+    let network = &remote.network;
+    request.view.note(|| Note::Gateway { network: network.clone(), gateway: name(gateway) });
     let (Chosen { workload, port }, service) =
         next_hop(request, gateway, random).ok_or_else(|| Refuse::UnknownGateway(name(gateway)))?;
     let port = port.ok_or_else(|| Refuse::NoTargetPort(workload.name.clone()))?;

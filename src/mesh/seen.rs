@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::base::limits::EJECTED_ENDPOINTS;
 use crate::base::text::Text;
+use crate::mesh::why::{Note, Notes};
 use crate::mesh::workload::Workload;
 
 type Map<V> = HashMap<Text, V, foldhash::fast::RandomState>;
@@ -79,9 +80,18 @@ pub struct View<'a> {
     pub seen: Option<(&'a Seen, Instant)>,
     /// Of two at random the one with fewer live connections for its capacity, rather than one at random.
     pub least_connections: bool,
+    /// Where somebody asks why: what the decision came by.
+    pub notes: Option<&'a Notes>,
 }
 
 impl View<'_> {
+    /// Keeps a note, where somebody asked for them; otherwise it isn't even made.
+    pub fn note(&self, note: impl FnOnce() -> Note) {
+        if let Some(notes) = self.notes {
+            notes.add(note());
+        }
+    }
+
     pub fn is_tried(&self, uid: &Text) -> bool {
         self.tried.contains(uid)
     }

@@ -173,6 +173,12 @@ impl Snapshot {
         best.map(|(_, service)| service)
     }
 
+    /// The workload of this namespace and name; goes through all of them.
+    pub fn workload_named(&self, namespace: &str, name: &str) -> Option<&Arc<Workload>> {
+        let is_it = |workload: &&Arc<Workload>| *workload.name == *name && *workload.namespace == *namespace;
+        self.workloads.iter().filter(is_it).min_by(|left, right| left.uid.cmp(&right.uid))
+    }
+
     /// The service of an unqualified host name as a client of this namespace sees it.
     pub fn service_by_host(&self, host: &str, client_namespace: Option<&str>) -> Option<&Arc<Service>> {
         preferred(self.service_hosts.get(host)?.iter(), client_namespace)
@@ -198,6 +204,12 @@ impl Snapshot {
     /// The endpoints of a service that its health policy admits, in no particular order.
     pub fn endpoints<'a>(&'a self, key: &'a ServiceKey) -> impl Iterator<Item = Serving<'a>> {
         let held = self.services.get(key);
+        self.members(key).filter(move |serving| held.is_none_or(|held| held.service.accepts(serving.status)))
+    }
+
+    /// The endpoints of a service, healthy or not.
+    pub fn members<'a>(&'a self, key: &'a ServiceKey) -> impl Iterator<Item = Serving<'a>> {
+        let held = self.services.get(key);
         let derived = self.endpoints.find(key).filter_map(|workload| Serving::of(workload, key));
         let given = held
             .into_iter()
@@ -207,9 +219,7 @@ impl Snapshot {
                 named.is_none_or(|workload| workload.ports_for(key).is_none())
             })
             .map(|endpoint| self.given(endpoint));
-        derived
-            .chain(given)
-            .filter(move |serving| held.is_none_or(|held| held.service.accepts(serving.status)))
+        derived.chain(given)
     }
 
     /// The endpoint that a workload is of a service, where the health policy admits it.

@@ -250,8 +250,9 @@ async fn reach(
     let trace = head.traceparent.as_deref().and_then(trace_id).unwrap_or_default();
     let caller = Caller { workload: &checked.local, request: Some((trace, link.source.0)) };
     decision::admit(&world.shard, entered, caller).map_err(|failure| (401, failure))?;
-    let (mut to, mut from) = (checked.found.upstream.0, world.keeps_source.then_some(link.source.ip()));
-    if world.shard.settings.localhost_app_tunnel && proxy_target(&checked.found).is_some() {
+    let found = &checked.found;
+    let (mut to, mut from) = (found.upstream.0, world.keeps_source.then_some(link.source.ip()));
+    if world.shard.settings.localhost_app_tunnel && proxy_target(found).is_some() {
         // The header tells the application who calls, so the connection needn't.
         to.set_ip(if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
         from = None;

@@ -293,7 +293,7 @@ impl Outbound<'_> {
 
 fn view<'a>(shard: &Shard, seen: &'a Seen, tried: &'a [Text]) -> View<'a> {
     let least_connections = shard.settings.least_connections;
-    View { tried, seen: Some((seen, Instant::now())), least_connections }
+    View { tried, seen: Some((seen, Instant::now())), least_connections, notes: None }
 }
 
 /// Whether the way is the only one, and what it will be called is known now.

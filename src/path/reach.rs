@@ -183,6 +183,8 @@ impl Call<'_> {
             Ok(Answer { status: 200, baggage }) => Ok((asked, ahead, baggage)),
             // Without a tunnel the far side has handed nothing on (RFC 9113 section 8.5).
             Ok(Answer { status, .. }) => Err(Unasked::Answered(Failure::Status(Status(status)))),
+            Err(Cut::Revoked) if ahead == 0 => Err(Unasked::Answered(Failure::Revoked)),
+            Err(Cut::Revoked) => Err(Unasked::Doubtful(Failure::Revoked)),
             Err(cut) => {
                 let failure = Failure::Http2(format!("no answer: {cut}"));
                 Err(match cut {
@@ -191,7 +193,7 @@ impl Call<'_> {
                     // The peer has not looked at it (RFC 9113 section 8.7).
                     Cut::Reset(_) if cut.may_try_again() => Unasked::Unheard(failure),
                     Cut::Reset(_) if ahead == 0 => Unasked::Answered(failure),
-                    Cut::Lost | Cut::Reset(_) => Unasked::Doubtful(failure),
+                    Cut::Lost | Cut::Reset(_) | Cut::Revoked => Unasked::Doubtful(failure),
                 })
             }
         }

@@ -135,6 +135,7 @@ impl Failure {
             | Self::ConnectDeadline
             | Self::Io { .. }
             | Self::TlsHandshake(_)
+            | Self::Revoked
             | Self::Http2(_) => true,
             Self::Status(Status(status)) => *status >= 500,
             Self::TlsSetup(_)

@@ -62,6 +62,8 @@ fn key(expected: &[&str]) -> Key {
         identity: identity("client"),
         expected: expected.iter().map(|name| identity(name)).collect(),
         destination: "10.0.0.2:15008".parse().unwrap(),
+        inner: None,
+        authority: None,
     }
 }
 

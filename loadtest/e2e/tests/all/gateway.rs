@@ -61,7 +61,12 @@ struct Seen {
 
 /// Terminates the outer tunnels and hands their streams to the server's port 15008, without looking in.
 fn gateway(world: &World, pod: &Pod) -> (HboneServer, Arc<Seen>) {
-    let (seen, space, to) = (Arc::new(Seen::default()), pod.space.clone(), world.server.at(15008));
+    gateway_to(world, pod, vec![world.server.at(15008)])
+}
+
+/// The same with several backends, in turn.
+fn gateway_to(world: &World, pod: &Pod, backends: Vec<SocketAddr>) -> (HboneServer, Arc<Seen>) {
+    let (seen, space) = (Arc::new(Seen::default()), pod.space.clone());
     let counted = seen.clone();
     let identity = "spiffe://cluster.local/ns/default/sa/gateway";
     let server = HboneServer::start(pod, &world.cluster.authority(), identity, move |call| {
@@ -70,7 +75,7 @@ fn gateway(world: &World, pod: &Pod) -> (HboneServer, Arc<Seen>) {
         counted
             .forwarded_networks
             .fetch_add(usize::from(call.headers.contains_key("x-forwarded-network")), Ordering::Relaxed);
-        let onward = space.connect(to, STEP).unwrap();
+        let onward = space.connect(backends[call.number % backends.len()], STEP).unwrap();
         Box::pin(hand_on(call, onward))
     });
     (server, seen)
@@ -159,6 +164,30 @@ fn another_network_is_reached_by_a_tunnel_within_a_tunnel() {
     );
     drop(server);
     baseline.is_back(&world);
+}
+
+#[test]
+fn connections_spread_over_what_is_behind_the_gateway() {
+    let (world, pod) = with_gateway("spiffe://cluster.local/ns/default/sa/server");
+    // The server's other address stands for a second backend.
+    let twin = world.server.at6(15008);
+    let app = Server::start(&world.server, APP_PORT, echo);
+    let (_server, seen) = gateway_to(&world, &pod, vec![world.server.at(15008), twin]);
+    for number in 0..200 {
+        talk(&world.client, far(), &format!("word {number}"));
+    }
+    let calls = seen.calls.load(Ordering::Relaxed);
+    assert!((12..60).contains(&calls), "{calls} inner tunnels for 200 connections");
+    // The application is called at the address that the inner tunnel came to: v4 and v6 tell the backends apart.
+    let inbound = world.far().access_lines().unwrap();
+    let by = |six: bool| {
+        let of = |line: &&serde_json::Value| {
+            line["message"] == "connection complete" && text(line, "dst.addr").starts_with('[') == six
+        };
+        inbound.iter().filter(of).count()
+    };
+    let (four, six) = (by(false), by(true));
+    assert!(four.min(six) >= 40, "{four} and {six} of {}", app.peers().len());
 }
 
 #[test]
