@@ -68,3 +68,27 @@ build_istiod() {
         fail "loadtest/peer/istiod could not be built"
     mv "$istiod.$$" "$istiod"
 }
+
+# Where the jars of the tests' OkHttp client are, for the checksums as they are now.
+okhttp_jars() {
+    echo "$RINGWAY_CACHE/okhttp/$(sha256sum <loadtest/peer/okhttp/jars.sha256 | cut -c 1-16)"
+}
+
+# Fetched once from Maven Central, and kept only where every jar has its checksum.
+need_okhttp() {
+    need java openjdk-17-jdk-headless
+    [ -n "${OKHTTP_JARS:-}" ] && return 0
+    jars=$(okhttp_jars)
+    [ -d "$jars" ] && return 0
+    need mvn maven
+    echo "fetching OkHttp (Maven Central: com.squareup.okhttp3:okhttp)"
+    fresh=$RINGWAY_CACHE/okhttp/new.$$
+    rm -rf "$fresh" && mkdir -p "$fresh"
+    mvn -q -B -f loadtest/peer/okhttp/pom.xml dependency:copy-dependencies -DoutputDirectory="$fresh" \
+        >"$RINGWAY_CACHE/okhttp/mvn.log" 2>&1 ||
+        { tail -20 "$RINGWAY_CACHE/okhttp/mvn.log" >&2; fail "OkHttp could not be fetched (or set OKHTTP_JARS)"; }
+    sums=$PWD/loadtest/peer/okhttp/jars.sha256
+    (cd "$fresh" && sha256sum --quiet --strict -c "$sums") || fail "a jar of OkHttp has another checksum than expected"
+    [ "$(ls "$fresh" | wc -l)" -eq "$(wc -l <"$sums")" ] || fail "OkHttp came with jars that jars.sha256 doesn't name"
+    mv "$fresh" "$jars"
+}

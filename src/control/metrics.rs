@@ -2,6 +2,8 @@
 //! OpenMetrics text. Names, help, order of families and of labels are the reference's (sections 15, 17.2); ours are
 //! named `ringway_*` and come after.
 
+mod names;
+
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -57,6 +59,7 @@ impl MetricsServer {
         }
         connections(&mut page, stats);
         revocations(&mut page, stats);
+        names::families(&mut page, stats);
         for known in FACADE_LAST {
             page.facade(known, &samples);
         }
@@ -253,14 +256,18 @@ struct Page {
 
 impl Page {
     fn family(&mut self, name: &str, help: &str, kind: Kind, unit: Option<&str>) {
-        if self.name == name {
-            return;
-        }
-        name.clone_into(&mut self.name);
         let kind = match kind {
             Kind::Counter => "counter",
             Kind::Gauge => "gauge",
         };
+        self.head(name, help, kind, unit);
+    }
+
+    fn head(&mut self, name: &str, help: &str, kind: &str, unit: Option<&str>) {
+        if self.name == name {
+            return;
+        }
+        name.clone_into(&mut self.name);
         let mut head = format!("# HELP {name} {}\n# TYPE {name} {kind}\n", escaped(help));
         if let Some(unit) = unit {
             let _ = writeln!(head, "# UNIT {name} {unit}");

@@ -4,7 +4,7 @@ use super::*;
 use std::sync::Arc;
 
 use crate::base::text::Text;
-use crate::bridge::report::VerdictCount;
+use crate::bridge::report::{DnsCounts, DnsLabels, VerdictCount};
 use crate::control::http::Server;
 use crate::control::http::test::ask;
 use crate::control::test_support::Shards;
@@ -75,8 +75,15 @@ fn stats(shard: usize) -> ShardStats {
             VerdictCount { namespace: "".into(), name: "".into(), said: Said::NoneAllowed, count: 4 },
         ],
         crl_rejections: vec![(Reporter::Source, 2), (Reporter::Destination, 0)],
+        dns: vec![dns("a", 2, 1), dns("srv", 1, 0)],
         engine: vec![("stalls", "Turns of the loop that took too long.", 5)],
     }
+}
+
+fn dns(kind: &'static str, requests: u64, forwarded: u64) -> DnsCounts {
+    let labels = DnsLabels { kind, tcp: false, service: "client".into(), revision: "".into() };
+    let durations = [0, 0, forwarded, 0, 0, 0, 0];
+    DnsCounts { labels, requests, forwarded, failed: 0, durations, duration_sum_s: 0.25 }
 }
 
 fn server(shards: Vec<Mailbox<Order>>) -> MetricsServer {
@@ -173,6 +180,9 @@ fn families_are_the_references_in_its_order_and_ours_come_after() {
         "istio_tcp_sockets_open gauge",
         "istio_crl_policy_rejections counter",
         "istio_crl_untracked_connections counter",
+        "istio_dns_requests counter",
+        "istio_dns_upstream_requests counter",
+        "istio_dns_upstream_request_duration_seconds histogram",
         "workload_manager_active_proxy_count gauge",
         "workload_manager_proxies_started counter",
         "ringway_event_loop gauge",
@@ -195,6 +205,17 @@ fn families_are_the_references_in_its_order_and_ours_come_after() {
         "istio_xds_message_bytes_total{url=\"type.googleapis.com/x\"} 391",
         "istio_tcp_sockets_open{reporter=\"source\"} 6",
         "istio_crl_policy_rejections_total{reporter=\"source\"} 4",
+        "istio_dns_requests_total{request_query_type=\"a\",request_protocol=\"udp\",\
+         source_canonical_service=\"client\",source_canonical_revision=\"unknown\"} 4",
+        "# UNIT istio_dns_upstream_request_duration_seconds seconds",
+        "istio_dns_upstream_request_duration_seconds_sum{request_query_type=\"a\",request_protocol=\"udp\",\
+         source_canonical_service=\"client\",source_canonical_revision=\"unknown\"} 0.5",
+        "istio_dns_upstream_request_duration_seconds_bucket{le=\"0.01\",request_query_type=\"a\",\
+         request_protocol=\"udp\",source_canonical_service=\"client\",source_canonical_revision=\"unknown\"} 2",
+        "istio_dns_upstream_request_duration_seconds_bucket{le=\"1.0\",request_query_type=\"a\",\
+         request_protocol=\"udp\",source_canonical_service=\"client\",source_canonical_revision=\"unknown\"} 2",
+        "istio_dns_upstream_request_duration_seconds_bucket{le=\"0.001\",request_query_type=\"a\",\
+         request_protocol=\"udp\",source_canonical_service=\"client\",source_canonical_revision=\"unknown\"} 0",
         "istio_crl_untracked_connections_total{reporter=\"destination\"} 0",
         "workload_manager_active_proxy_count 1",
         "workload_manager_proxies_started_total 4",

@@ -9,17 +9,33 @@ use crate::base::text::Text;
 use crate::bridge::mailbox::{Letterbox, Mailbox, mailbox};
 use crate::bridge::order::Order;
 use crate::bridge::report::{Report, ShardStats};
-use crate::bridge::settings::Settings;
+use crate::bridge::settings::{DnsSettings, Settings};
+use crate::mesh::dns::Names;
 use crate::mesh::identity::TrustDomains;
 
 pub fn settings() -> Settings {
     let any = |port| std::net::SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), port);
     Settings {
+        proxy: true,
         inbound: any(15_008),
         inbound_plaintext: any(15_006),
         outbound: any(15_001),
+        socks5: Vec::new(),
+        connect: Vec::new(),
+        socks5_early_reply: false,
         illegal_ports: vec![15_001, 15_006, 15_008],
         network: Text::default(),
+        dns: DnsSettings {
+            addresses: Vec::new(),
+            names: Names::new("cluster.local", None, true),
+            name_servers: Vec::new(),
+            search: None,
+            timeout: Duration::from_secs(1),
+            attempts: 1,
+            patience: Duration::from_secs(1),
+            cache: true,
+            follows_asker: true,
+        },
         trust_domains: TrustDomains::default(),
         policy_info: false,
         original_source: None,

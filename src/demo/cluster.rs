@@ -80,9 +80,15 @@ impl Cluster {
     pub fn mesh_pod(&mut self, node: u8, name: &str) -> Result<Pod> {
         let pod = self.topology.add_pod(node, name)?;
         self.mesh.add(&pod, true);
-        pod.capture()?;
+        if self.captures_names() { pod.capture_with_names() } else { pod.capture() }?;
         self.agent(node)?.know(agent_pod(&pod)?);
         Ok(pod)
+    }
+
+    /// Whether the plan turns the DNS proxy on.
+    fn captures_names(&self) -> bool {
+        let on = |(name, value): &(String, String)| name == "ISTIO_META_DNS_CAPTURE" && value == "true";
+        self.plan.environment.iter().any(on)
     }
 
     /// A pod that no proxy serves; the mesh doesn't know it.
@@ -194,7 +200,7 @@ impl Cluster {
             ("CLUSTER_ID".to_owned(), "Kubernetes".to_owned()),
             ("INPOD_UDS".to_owned(), text(self.agent(node)?.path())),
             ("LOG_FORMAT".to_owned(), "json".to_owned()),
-            // Names aren't captured in these clusters.
+            // Names are captured only in clusters that ask for it.
             ("ISTIO_META_DNS_CAPTURE".to_owned(), "false".to_owned()),
         ];
         let sources = match &self.control_plane {

@@ -143,6 +143,11 @@ impl Pod {
         rules::program(&self.space, rules::Dns::Off)
     }
 
+    /// The same with the rules for DNS: queries are captured too.
+    pub fn capture_with_names(&self) -> Result<()> {
+        rules::program(&self.space, rules::Dns::On)
+    }
+
     pub fn release(&self) -> Result<()> {
         rules::remove(&self.space, rules::Dns::Off)
     }

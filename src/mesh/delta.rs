@@ -164,6 +164,7 @@ fn index_service(next: &mut Snapshot, service: &Arc<Service>) {
         enlist(&mut next.cidrs, range, service);
     }
     enlist(&mut next.service_hosts, service.key.hostname.clone(), service);
+    next.wildcard_hosts += usize::from(is_wildcard(service));
 }
 
 fn unindex_service(next: &mut Snapshot, service: &Service) {
@@ -174,6 +175,11 @@ fn unindex_service(next: &mut Snapshot, service: &Service) {
         strike(&mut next.cidrs, &vip.cidr.trunc(), &service.key);
     }
     strike(&mut next.service_hosts, &service.key.hostname, &service.key);
+    next.wildcard_hosts -= usize::from(is_wildcard(service));
+}
+
+fn is_wildcard(service: &Service) -> bool {
+    service.key.hostname.starts_with("*.")
 }
 
 fn enlist<K: Clone + Eq + Hash>(lists: &mut PersistentMap<K, Services>, key: K, service: &Arc<Service>) {

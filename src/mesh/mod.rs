@@ -6,6 +6,7 @@ pub mod balance;
 mod choices;
 pub mod delta;
 pub mod demand;
+pub mod dns;
 #[cfg(test)]
 pub(crate) mod fixture;
 pub mod guard;

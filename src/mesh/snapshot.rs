@@ -39,6 +39,8 @@ pub struct Snapshot {
     pub(crate) vips: PersistentMap<IpAddr, Services>,
     pub(crate) cidrs: PersistentMap<IpNet, Services>,
     pub(crate) service_hosts: PersistentMap<Text, Services>,
+    /// Services whose host name is a wildcard.
+    pub(crate) wildcard_hosts: usize,
     pub(crate) policies: PersistentMap<Text, Arc<Policy>>,
     /// Global policies (empty text) and those of a namespace.
     pub(crate) scoped: PersistentMap<Text, Arc<PolicySet>>,
@@ -180,6 +182,16 @@ impl Snapshot {
     /// The service of an unqualified host name as a client of this namespace sees it.
     pub fn service_by_host(&self, host: &str, client_namespace: Option<&str>) -> Option<&Arc<Service>> {
         preferred(self.service_hosts.get(host)?.iter(), client_namespace)
+    }
+
+    /// All services of a host name, sorted by key; the name may be a wildcard (`*.example.com`).
+    pub(crate) fn services_of_host(&self, host: &str) -> &[Arc<Service>] {
+        self.service_hosts.get(host).map_or(&[], |services| services)
+    }
+
+    /// Whether any service is known by a wildcard: else none has to be looked for.
+    pub(crate) fn has_wildcard_hosts(&self) -> bool {
+        self.wildcard_hosts > 0
     }
 
     /// Workload before service, visible or not (reference 5.2).

@@ -185,6 +185,7 @@ fn enter(
             destination: Side::of(Some(local.clone()), Some(local.identity())),
             service: found.service(snapshot, local, host),
             security: Security::MutualTls,
+            via: None,
         },
     );
     let entry = Entry {

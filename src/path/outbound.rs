@@ -1,9 +1,10 @@
-//! A pod's application calls somebody: port 15001. Captured address -> plan -> tunnel or plain dial -> relay. Where the
-//! chosen endpoint of a service can't be reached, another one is tried, as long as nothing was taken from the
-//! application.
+//! A pod's application calls somebody: port 15001, or an explicit proxy that has heard where to. Address -> plan ->
+//! tunnel or plain dial -> relay. Where the chosen endpoint of a service can't be reached, another one is tried, as
+//! long as nothing was taken from the application.
 
 use std::cell::Cell;
 use std::io::ErrorKind;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -22,7 +23,7 @@ use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::Workload;
 use crate::path::opening::Opening;
 use crate::path::reach::{Asker, Place, Reached, Unreached, take_ahead};
-use crate::path::record::{About, Record, Side, deny_early, outcome};
+use crate::path::record::{About, Denied, Record, Side, deny, outcome};
 use crate::shard::Shard;
 use crate::shard::closer::Closer;
 use crate::shard::failure::Failure;
@@ -34,7 +35,7 @@ use crate::shard::splice::Splice;
 use crate::shard::stats::bump;
 use crate::shard::table::{Entered, Entry, Original};
 use crate::sys::origdst::original_destination;
-use crate::wire::access_log::Direction;
+use crate::wire::access_log::{Direction, Via};
 use crate::wire::hbone::parse_baggage_if_visible;
 
 /// Carries one captured connection to its end.
@@ -43,16 +44,57 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
     // Getting there needs much more room than being there, so it is given back on arrival.
     let Some(underway) = Box::pin(prepare(&world, fd, source)).await else { return };
     drop(world);
-    let Underway { running, record, entered: _entered, live: _live } = underway;
-    record.close(outcome(running.await));
+    underway.run().await;
+}
+
+async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Underway> {
+    let target = original_destination(fd.as_fd()).ok()?;
+    let app = Held::new(Socket::new(fd).ok()?);
+    let there = Outbound { world, source, target, via: None }.arrive(&app).await.ok()?;
+    there.join(world, app)
 }
 
 /// A connection that has arrived on both sides.
-struct Underway {
+pub(super) struct Underway {
     running: Pin<Box<dyn Future<Output = Ending>>>,
     record: Record,
     entered: Entered,
     live: Option<Live>,
+}
+
+impl Underway {
+    pub async fn run(self) {
+        let Self { running, record, entered: _entered, live: _live } = self;
+        record.close(outcome(running.await));
+    }
+}
+
+/// A connection whose far side is reached, its record open.
+pub(super) struct There {
+    arrived: Arrived,
+    record: Record,
+    closer: Closer,
+    entered: Entered,
+    live: Option<Live>,
+}
+
+impl There {
+    /// Makes one connection of it and the application.
+    pub fn join(self, world: &Rc<PodWorld>, app: Held) -> Option<Underway> {
+        let Self { arrived, record, closer, entered, live } = self;
+        match carry(world, app, arrived, &record, closer) {
+            Ok(carried) => Some(Underway { running: carried.run(), record, entered, live }),
+            Err(failure) => {
+                record.close(Err(failure));
+                None
+            }
+        }
+    }
+
+    /// The application has gone.
+    pub fn give_up(self, failure: Failure) {
+        self.record.close(Err(failure));
+    }
 }
 
 /// The far side, reached.
@@ -80,66 +122,61 @@ impl Carried {
     }
 }
 
-async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Underway> {
-    let shard = &world.shard;
-    let target = original_destination(fd.as_fd()).ok()?;
-    let app = Held::new(Socket::new(fd).ok()?);
-    let call = Outbound { world, source, target };
-    let (mut plan, local) = match call.decide(&[]).await {
-        Ok(decided) => decided,
-        Err(failure) => {
-            deny_early(shard, Direction::Outbound, source.0, target.0, &failure);
-            return None;
-        }
-    };
-    let closer = Closer::default();
-    let mut opening = Opening::new(shard, about(&plan, source, &local), is_settled(shard, &plan));
-    let mut entered = shard.table.enter(call.entry(&plan, &closer));
-    let mut tried = Vec::new();
-    let arrived = loop {
-        let Unreached { failure, untouched } = match call.reach(&plan, &local, &app).await {
-            Ok(arrived) => break arrived,
-            Err(unreached) => unreached,
-        };
-        note_failure(shard, &plan, &failure);
-        let is_one_of_many = plan.picked.is_some();
-        let next = if is_one_of_many && untouched && may_try_again(shard, &opening, &failure) {
-            call.elsewhere(&plan, &mut tried).await
-        } else {
-            None
-        };
-        let Some(next) = next else {
-            opening.open().close(Err(failure));
-            return None;
-        };
-        bump(&shard.stats.engine.second_tries);
-        plan = next;
-        opening.again(about(&plan, source, &local));
-        drop(entered);
-        entered = shard.table.enter(call.entry(&plan, &closer));
-    };
-    let live = note_success(shard, &plan);
-    if let Arrived::Tunnel(reached) = &arrived {
-        opening.learn(|about| learn(shard, reached, about));
-    }
-    let record = opening.open();
-    match carry(world, app, arrived, &record, closer) {
-        Ok(carried) => Some(Underway { running: carried.run(), record, entered, live }),
-        Err(failure) => {
-            record.close(Err(failure));
-            None
-        }
-    }
-}
-
-/// One captured connection.
-struct Outbound<'a> {
-    world: &'a Rc<PodWorld>,
-    source: Source,
-    target: Captured,
+/// One connection and where it wants to go.
+pub(super) struct Outbound<'a> {
+    pub world: &'a Rc<PodWorld>,
+    pub source: Source,
+    pub target: Captured,
+    /// The explicit proxy that it came in by; none where it was captured.
+    pub via: Option<Via>,
 }
 
 impl Outbound<'_> {
+    /// Reaches the far side. Where that fails, it has been told and counted, and the failure is for the application.
+    pub async fn arrive(&self, app: &Held) -> Result<There, Failure> {
+        let shard = &self.world.shard;
+        let (mut plan, local) = match self.decide(&[]).await {
+            Ok(decided) => decided,
+            Err(failure) => {
+                let (src, dst) = (self.source.0, self.target.0);
+                let denied = Denied { direction: Direction::Outbound, src, dst, name: None, via: self.via };
+                deny(shard, denied, &failure);
+                return Err(failure);
+            }
+        };
+        let closer = Closer::default();
+        let mut opening = Opening::new(shard, self.about(&plan, &local), is_settled(shard, &plan));
+        let mut entered = shard.table.enter(self.entry(&plan, &closer));
+        let mut tried = Vec::new();
+        let arrived = loop {
+            let Unreached { failure, untouched } = match self.reach(&plan, &local, app).await {
+                Ok(arrived) => break arrived,
+                Err(unreached) => unreached,
+            };
+            note_failure(shard, &plan, &failure);
+            let is_one_of_many = plan.picked.is_some();
+            let next = if is_one_of_many && untouched && may_try_again(shard, &opening, &failure) {
+                self.elsewhere(&plan, &mut tried).await
+            } else {
+                None
+            };
+            let Some(next) = next else {
+                opening.open().close(Err(failure.clone()));
+                return Err(failure);
+            };
+            bump(&shard.stats.engine.second_tries);
+            plan = next;
+            opening.again(self.about(&plan, &local));
+            drop(entered);
+            entered = shard.table.enter(self.entry(&plan, &closer));
+        };
+        let live = note_success(shard, &plan);
+        if let Arrived::Tunnel(reached) = &arrived {
+            opening.learn(|about| learn(shard, reached, about));
+        }
+        Ok(There { arrived, record: opening.open(), closer, entered, live })
+    }
+
     /// Where the connection goes, by one look at one snapshot, once the pod's own record is known.
     async fn decide(&self, tried: &[Text]) -> Result<(Plan, Arc<Workload>), Failure> {
         let shard = &self.world.shard;
@@ -171,7 +208,20 @@ impl Outbound<'_> {
     fn request<'a>(&'a self, snapshot: &'a Snapshot, source: &'a Workload, view: View<'a>) -> Request<'a> {
         let settings = &self.world.shard.settings;
         let (network, ipv6) = (&*settings.network, settings.ipv6);
-        Request { snapshot, network, source, caller: self.source.ip(), target: self.target, ipv6, view }
+        let caller = self.caller(source).ip();
+        Request { snapshot, network, source, caller, target: self.target, ipv6, view }
+    }
+
+    /// Who calls, as others may know it. Behind the loopback stands the pod itself, whose address a captured connection
+    /// would have; so both kinds share tunnels.
+    fn caller(&self, local: &Workload) -> Source {
+        let mut caller = self.source;
+        let alike = |ip: &&IpAddr| ip.is_ipv4() == self.target.ip().is_ipv4();
+        let own = local.addresses.iter().find(alike).or_else(|| local.addresses.first());
+        if let Some(own) = own.filter(|_| self.via.is_some() && caller.ip().is_loopback()) {
+            caller.0.set_ip(*own);
+        }
+        caller
     }
 
     /// Another plan than the one that failed. Behind one gateway there may be no other, and then another endpoint.
@@ -203,7 +253,7 @@ impl Outbound<'_> {
             })?;
             return Ok(Arrived::Plain(server));
         }
-        let asker = Asker::new(self.world, self.source, local, plan);
+        let asker = Asker::new(self.world, self.caller(local), local, plan);
         let reached = Box::pin(asker.reach(self.world, &asker.key(plan), Some(app))).await?;
         Ok(Arrived::Tunnel(Box::new(reached)))
     }
@@ -221,6 +271,22 @@ impl Outbound<'_> {
             },
             closer: closer.clone(),
             subject: None,
+        }
+    }
+
+    fn about(&self, plan: &Plan, local: &Arc<Workload>) -> About {
+        let tunnelled = plan.carrier != Carrier::Tcp;
+        let destination_identity = plan.destination.as_deref().map(Workload::identity);
+        About {
+            reporter: Reporter::Source,
+            src_addr: self.source.0,
+            dst_addr: plan.upstream.0,
+            hbone_addr: plan.authority.clone(),
+            source: Side::of(Some(local.clone()), tunnelled.then(|| local.identity())),
+            destination: Side::of(plan.destination.clone(), destination_identity),
+            service: plan.service.clone(),
+            security: if tunnelled { Security::MutualTls } else { Security::Unknown },
+            via: self.via,
         }
     }
 }
@@ -328,19 +394,4 @@ fn learn(shard: &Shard, reached: &Reached, about: &mut About) {
 
 fn principal(local: &Arc<Workload>) -> Party {
     Party { principal: Some(local.identity()), ..Party::of(local) }
-}
-
-fn about(plan: &Plan, source: Source, local: &Arc<Workload>) -> About {
-    let tunnelled = plan.carrier != Carrier::Tcp;
-    let destination_identity = plan.destination.as_deref().map(Workload::identity);
-    About {
-        reporter: Reporter::Source,
-        src_addr: source.0,
-        dst_addr: plan.upstream.0,
-        hbone_addr: plan.authority.clone(),
-        source: Side::of(Some(local.clone()), tunnelled.then(|| local.identity())),
-        destination: Side::of(plan.destination.clone(), destination_identity),
-        service: plan.service.clone(),
-        security: if tunnelled { Security::MutualTls } else { Security::Unknown },
-    }
 }

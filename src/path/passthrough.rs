@@ -82,6 +82,7 @@ async fn enter(world: &Rc<PodWorld>, source: Source, target: Captured) -> Result
             destination: Side::of(Some(local.clone()), Some(local.identity())),
             service: guess_service(&snapshot, &local, None, target.port()),
             security: Security::Unknown,
+            via: None,
         },
     );
     let closer = Closer::default();

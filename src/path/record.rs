@@ -17,7 +17,7 @@ use crate::shard::closer::CloseReason;
 use crate::shard::failure::Failure;
 use crate::shard::meter::Meter;
 use crate::shard::relay::Ending;
-use crate::wire::access_log::{AccessLine, Direction, End, Event, HboneAddr};
+use crate::wire::access_log::{AccessLine, Direction, End, Event, HboneAddr, Via};
 
 /// One end of a connection, as far as it is known.
 #[derive(Clone, Default)]
@@ -41,6 +41,8 @@ pub struct About {
     pub destination: Side,
     pub service: Option<Arc<Service>>,
     pub security: Security,
+    /// The explicit proxy that it came in by.
+    pub via: Option<Via>,
 }
 
 /// See above.
@@ -95,6 +97,7 @@ impl Record {
             src_addr: about.src_addr,
             src: about.source.end(mutual),
             dst_addr: about.dst_addr,
+            dst_name: None,
             dst_hbone_addr: about.hbone_addr.as_deref().map(hbone_addr),
             dst_service: about.service.as_ref().map(|service| &*service.key.hostname),
             dst: about.destination.end(mutual),
@@ -104,6 +107,7 @@ impl Record {
             duration,
             attempts: self.attempts,
             error,
+            via: about.via,
         };
         write_line(&self.shard, &line);
     }
@@ -144,20 +148,37 @@ pub fn deny_early(
     dst: SocketAddr,
     why: &dyn Display,
 ) {
+    deny(shard, Denied { direction, src, dst, name: None, via: None }, why);
+}
+
+/// A connection that is refused before anything is known of it.
+pub struct Denied<'a> {
+    pub direction: Direction,
+    pub src: SocketAddr,
+    pub dst: SocketAddr,
+    /// Told instead of `dst`, where that isn't known.
+    pub name: Option<&'a str>,
+    pub via: Option<Via>,
+}
+
+/// See `deny_early`.
+pub fn deny(shard: &Rc<Shard>, denied: Denied<'_>, why: &dyn Display) {
     let line = AccessLine {
         event: Event::Failed,
-        src_addr: src,
+        src_addr: denied.src,
         src: End::default(),
-        dst_addr: dst,
+        dst_addr: denied.dst,
+        dst_name: denied.name,
         dst_hbone_addr: None,
         dst_service: None,
         dst: End::default(),
-        direction,
+        direction: denied.direction,
         bytes_sent: 0,
         bytes_recv: 0,
         duration: Duration::ZERO,
         attempts: 1,
         error: Some(why),
+        via: denied.via,
     };
     write_line(shard, &line);
 }

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use crate::path::{inbound, outbound, passthrough};
+use crate::path::{connect, inbound, outbound, passthrough, socks5};
 use crate::shard::relay::StreamRelay;
 use crate::shard::splice::Splice;
 
@@ -27,6 +27,8 @@ fn a_waiting_connection_is_small() {
     let sizes = [
         ("outbound, tunnelled", outbound + one(StreamRelay::run)),
         ("outbound, plain", outbound + one(Splice::run)),
+        ("by SOCKS5, tunnelled", two(socks5::serve) + one(StreamRelay::run)),
+        ("by CONNECT, tunnelled", two(connect::serve) + one(StreamRelay::run)),
         ("passthrough", two(passthrough::serve)),
         ("inbound tunnel", two(inbound::serve)),
         ("inbound stream", four(inbound::answer)),

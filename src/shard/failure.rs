@@ -16,8 +16,8 @@ pub enum Failure {
     TunnelConnectDeadline,
     #[error("io error: deadline has elapsed")]
     ConnectDeadline,
-    #[error("io error: {0}")]
-    Io(String),
+    #[error("io error: {text}")]
+    Io { kind: io::ErrorKind, text: String },
     /// This process or its node is short of descriptors, memory or ports.
     #[error("io error: {0}")]
     Shortage(String),
@@ -53,6 +53,11 @@ pub enum Failure {
     /// On-demand mode: the control plane has neither told of this name nor said that it doesn't have it.
     #[error("the control plane has not answered the look-up of {0}")]
     LookUp(crate::base::text::Text),
+    /// A name that neither the mesh nor a name server has an address for.
+    #[error("dns lookup: {0}")]
+    NameUnknown(String),
+    #[error("dns lookup: {0}")]
+    NameUnanswered(String),
     #[error(transparent)]
     Refused(#[from] Refuse),
     #[error(transparent)]
@@ -88,7 +93,8 @@ impl std::fmt::Display for Status {
 impl Failure {
     pub fn io(error: &io::Error) -> Self {
         let short = error.kind() == io::ErrorKind::AddrNotAvailable || is_descriptor_shortage(error);
-        if short { Self::Shortage(error.to_string()) } else { Self::Io(error.to_string()) }
+        let text = error.to_string();
+        if short { Self::Shortage(text) } else { Self::Io { kind: error.kind(), text } }
     }
 
     /// `response_flags` of the closed and failed metrics.
@@ -103,7 +109,7 @@ impl Failure {
             // The reference drops the connection's task here, and its flag stays unset.
             Self::Drained => Flag::None,
             Self::ConnectDeadline
-            | Self::Io(_)
+            | Self::Io { .. }
             | Self::Shortage(_)
             | Self::TlsHandshake(_)
             | Self::InboundHandshake(_)
@@ -112,6 +118,8 @@ impl Failure {
             | Self::HalfCloseIdle
             | Self::LocalWorkload(_)
             | Self::LookUp(_)
+            | Self::NameUnknown(_)
+            | Self::NameUnanswered(_)
             | Self::Refused(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
@@ -125,7 +133,7 @@ impl Failure {
         match self {
             Self::TunnelConnectDeadline
             | Self::ConnectDeadline
-            | Self::Io(_)
+            | Self::Io { .. }
             | Self::TlsHandshake(_)
             | Self::Revoked
             | Self::Http2(_) => true,
@@ -138,10 +146,13 @@ impl Failure {
             | Self::PolicyChange
             | Self::WaypointChange
             | Self::PolicyRejection(_)
+            | Self::Revoked
             | Self::Drained
             | Self::HalfCloseIdle
             | Self::LocalWorkload(_)
             | Self::LookUp(_)
+            | Self::NameUnknown(_)
+            | Self::NameUnanswered(_)
             | Self::Refused(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
@@ -156,7 +167,7 @@ impl Failure {
             Self::HalfCloseIdle => Whose::Client,
             Self::TunnelConnectDeadline
             | Self::ConnectDeadline
-            | Self::Io(_)
+            | Self::Io { .. }
             | Self::TlsHandshake(_)
             | Self::InboundHandshake(_)
             | Self::Http2(_)
@@ -170,6 +181,8 @@ impl Failure {
             | Self::PolicyRejection(_)
             | Self::LocalWorkload(_)
             | Self::LookUp(_)
+            | Self::NameUnknown(_)
+            | Self::NameUnanswered(_)
             | Self::Identity(_) => Whose::Mesh,
             Self::TlsSetup(_) | Self::Shortage(_) | Self::Drained | Self::PoolDraining => Whose::Us,
         }

@@ -44,6 +44,7 @@ pub(super) async fn hand_over(
         for (port, listener) in listeners {
             let _ = world.accept_waiting(*port, listener, usize::from(u16::MAX));
         }
+        world.receive_waiting();
         if Instant::now() >= until {
             break;
         }

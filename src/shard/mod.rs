@@ -4,6 +4,8 @@
 pub mod buffers;
 pub mod closer;
 pub mod decision;
+pub mod dialogues;
+pub mod dns;
 pub mod failure;
 pub mod gate;
 pub mod half_close;

@@ -2,7 +2,7 @@
 //! the world hangs off this.
 
 use std::cell::{Cell, RefCell};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,6 +15,8 @@ use crate::base::net::Source;
 use crate::bridge::order::{Pod, PodKind};
 use crate::mesh::labels::Reporter;
 use crate::shard::Shard;
+use crate::shard::dialogues::Dialogues;
+use crate::shard::dns::PodDns;
 use crate::shard::gate::Gate;
 use crate::shard::handover;
 use crate::shard::nested::Nested;
@@ -27,14 +29,19 @@ use crate::shard::stats::{OpenSocket, bump};
 use crate::shard::tunnel::Tunnel;
 use crate::sys::listener::{self, ListenError, ListenerPlan, Listening};
 use crate::sys::netns::Netns;
-use crate::sys::socket::{Dial, connect_result, dial_on, tune};
+use crate::sys::socket::{Dial, blank, connect_result, dial_on, tune};
+use crate::sys::udp;
 
-/// Which captured port a connection came in by.
+/// Which port a connection came in by: captured, or an explicit proxy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Port {
     Outbound,
     InboundPlaintext,
     InboundHbone,
+    Socks5,
+    Connect,
+    /// Queries by TCP; those by datagrams come in by `shard::dns`.
+    Dns,
 }
 
 impl Port {
@@ -44,6 +51,9 @@ impl Port {
             Self::Outbound => "outbound",
             Self::InboundPlaintext => "inbound plaintext",
             Self::InboundHbone => "inbound",
+            Self::Socks5 => "socks5",
+            Self::Connect => "http connect",
+            Self::Dns => "dns",
         }
     }
 
@@ -58,13 +68,20 @@ impl Port {
             Self::Outbound => tell!("ztunnel::proxy::outbound"),
             Self::InboundPlaintext => tell!("ztunnel::proxy::inbound_passthrough"),
             Self::InboundHbone => tell!("ztunnel::proxy::inbound"),
+            Self::Socks5 => tell!("ztunnel::proxy::socks5"),
+            Self::Connect => tell!("ztunnel::proxy::connect"),
+            Self::Dns => {
+                tracing::info!(target: "ztunnel::dns", address = %address, component, "starting local DNS server");
+            }
         }
     }
 
-    fn reporter(self) -> Reporter {
+    /// Whose sockets these are counted as; queries aren't connections of the mesh.
+    fn reporter(self) -> Option<Reporter> {
         match self {
-            Self::Outbound => Reporter::Source,
-            Self::InboundPlaintext | Self::InboundHbone => Reporter::Destination,
+            Self::Outbound | Self::Socks5 | Self::Connect => Some(Reporter::Source),
+            Self::InboundPlaintext | Self::InboundHbone => Some(Reporter::Destination),
+            Self::Dns => None,
         }
     }
 }
@@ -74,7 +91,7 @@ pub struct Accepted {
     pub fd: OwnedFd,
     pub source: Source,
     /// Counts the socket as open.
-    pub counted: OpenSocket,
+    pub counted: Option<OpenSocket>,
 }
 
 /// See above.
@@ -84,6 +101,8 @@ pub struct PodWorld {
     pub pool: Rc<Pool>,
     /// Tunnels within tunnels, to other networks.
     pub nested: Rc<Pool<Nested>>,
+    /// Clients of the explicit proxies before they are connections.
+    pub dialogues: Rc<Dialogues>,
     /// Whether dials to the application keep the caller's address.
     pub keeps_source: bool,
     /// Connections of the pod are inside.
@@ -95,12 +114,14 @@ pub struct PodWorld {
     tunnels: RefCell<Vec<(Rc<Tunnel>, Option<Duration>)>>,
     draining: Cell<bool>,
     spares: Spares,
+    pub dns: PodDns,
 }
 
 impl PodWorld {
     /// Puts the pod's listeners up and starts accepting.
     pub fn start(shard: &Rc<Shard>, pod: Arc<Pod>) -> Result<Rc<Self>, String> {
-        let (listening, keeps_source) = put_up(shard, &pod).map_err(|error| error.to_string())?;
+        let PutUp { listening, datagrams, keeps_source } =
+            put_up(shard, &pod).map_err(|error| error.to_string())?;
         let mut listeners = Vec::new();
         for (port, listening) in listening {
             let listener = TcpListener::from_std(std::net::TcpListener::from(listening.fd))
@@ -111,6 +132,7 @@ impl PodWorld {
             shard: shard.clone(),
             pool: Rc::new(Pool::new(shard.settings.pool_streams, shard.stats.clone())),
             nested: Rc::new(Pool::new(limits::NESTED_STREAMS, shard.stats.clone())),
+            dialogues: Rc::default(),
             pod,
             keeps_source,
             gate: Rc::default(),
@@ -118,8 +140,10 @@ impl PodWorld {
             listeners: RefCell::new(listeners.clone()),
             tunnels: RefCell::default(),
             draining: Cell::new(false),
-            spares: Spares::default(),
+            spares: Spares::new(blank),
+            dns: PodDns::new(datagrams)?,
         });
+        world.serve_datagrams();
         for (port, listener) in listeners {
             let world = world.clone();
             monoio::spawn(async move {
@@ -176,16 +200,14 @@ impl PodWorld {
     }
 
     fn serve(self: &Rc<Self>, port: Port, fd: OwnedFd, source: SocketAddr) {
-        let counted = self.shard.stats.socket(port.reporter());
+        let counted = port.reporter().map(|reporter| self.shard.stats.socket(reporter));
         let accepted = Accepted { fd, source: Source::new(source), counted };
         (self.shard.ways.serve)(self.clone(), port, accepted);
     }
 
     /// Dials from within the pod, with a deadline.
     pub async fn dial(&self, to: SocketAddr, from: Option<IpAddr>) -> std::io::Result<Socket> {
-        let settings = &self.shard.settings;
-        let mark = settings.mark.filter(|_| self.pod.kind == PodKind::Workload);
-        let plan = Dial { to, from, mark, keepalive: settings.keepalive };
+        let plan = Dial { to, from, mark: self.mark(), keepalive: self.shard.settings.keepalive };
         if !self.shard.descriptors.is_there() {
             return Err(std::io::Error::from_raw_os_error(libc::EMFILE));
         }
@@ -210,6 +232,27 @@ impl PodWorld {
             Ok(outcome) => outcome.map(|()| socket),
             Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
         }
+    }
+
+    /// SO_MARK of sockets that dial from within the pod.
+    pub(super) fn mark(&self) -> Option<u32> {
+        self.shard.settings.mark.filter(|_| self.pod.kind == PodKind::Workload)
+    }
+
+    /// Runs a task that ends with the pod.
+    pub fn spawn(&self, work: impl Future<Output = ()> + 'static) {
+        let gate = self.gate.clone();
+        monoio::spawn(async move {
+            gate.run(work).await;
+        });
+    }
+
+    /// Runs a loop that ends when the pod takes nothing new.
+    pub(super) fn spawn_door(&self, work: impl Future<Output = ()> + 'static) {
+        let doors = self.doors.clone();
+        monoio::spawn(async move {
+            doors.run(work).await;
+        });
     }
 
     /// Keeps a peer's tunnel in sight, for deadlines and drains.
@@ -241,6 +284,7 @@ impl PodWorld {
         self.pool.tick();
         self.nested.tick();
         self.spares.tick();
+        self.dns.tick();
     }
 
     /// Every tunnel that is up.
@@ -254,6 +298,7 @@ impl PodWorld {
         self.doors.close();
         let listeners = self.listeners.take();
         handover::hand_over(self, &listeners, grace / 2).await;
+        self.dns.close();
     }
 
     /// GOAWAY on every tunnel: streams go on, new ones are for the successor.
@@ -267,6 +312,7 @@ impl PodWorld {
     pub async fn end(&self) {
         self.doors.close();
         self.listeners.take();
+        self.dns.close();
         self.gate.close();
         self.pool.close();
         self.nested.close();
@@ -289,26 +335,44 @@ fn carriers(shard: &Shard, pod: &Pod) -> usize {
     if all { shard.settings.shards } else { shard.settings.pod_shards }
 }
 
-/// All listeners of a pod, made in its namespace, and whether they may keep sources.
-fn put_up(shard: &Shard, pod: &Pod) -> Result<(Vec<(Port, Listening)>, bool), ListenError> {
+/// What stands in a pod's namespace.
+struct PutUp {
+    listening: Vec<(Port, Listening)>,
+    /// DNS by datagrams.
+    datagrams: Vec<(SocketAddr, OwnedFd)>,
+    /// Whether dials may keep sources.
+    keeps_source: bool,
+}
+
+/// All listeners of a pod, made in its namespace.
+fn put_up(shard: &Shard, pod: &Pod) -> Result<PutUp, ListenError> {
     let settings = &shard.settings;
     let own = pod.kind == PodKind::OwnInbound;
-    let ports = [
+    let captured = [
         (Port::Outbound, settings.outbound),
         (Port::InboundPlaintext, settings.inbound_plaintext),
         (Port::InboundHbone, settings.inbound),
     ];
+    let socks5 = settings.socks5.iter().map(|addr| (Port::Socks5, *addr));
+    let explicit = socks5.chain(settings.connect.iter().map(|addr| (Port::Connect, *addr)));
+    let ports = captured.into_iter().chain(explicit);
+    let plan = |addr, transparent| ListenerPlan {
+        addr,
+        mark: settings.mark.filter(|_| !own),
+        // Several shards share the port even where two processes must not.
+        reuse_port: settings.port_reuse || carriers(shard, pod) > 1,
+        transparent,
+    };
     let make = || {
-        let mut all = Vec::new();
-        for (port, addr) in ports.into_iter().filter(|(port, _)| !own || *port == Port::InboundHbone) {
-            let plan = ListenerPlan {
-                addr,
-                mark: settings.mark.filter(|_| !own),
-                // Several shards share the port even where two processes must not.
-                reuse_port: settings.port_reuse || carriers(shard, pod) > 1,
-                transparent: if own { Some(false) } else { settings.original_source },
+        let mut put_up = PutUp { listening: Vec::new(), datagrams: Vec::new(), keeps_source: !own };
+        let wanted = |port: Port| settings.proxy && (!own || port == Port::InboundHbone);
+        for (port, addr) in ports.filter(|(port, _)| wanted(*port)) {
+            let transparent = if own { Some(false) } else { settings.original_source };
+            let listening = match listener::listen(&plan(addr, transparent)) {
+                // A pod may have no IPv6 on its loopback.
+                Err(error) if addr.ip() == Ipv6Addr::LOCALHOST && is_absent(error.io()) => continue,
+                listening => listening?,
             };
-            let listening = listener::listen(&plan)?;
             // What is accepted inherits these (tcp_create_openreq_child), which saves five calls a connection. Also on
             // 15008, where the reference has none: a peer's node that vanishes must not leave sockets behind.
             tune(listening.fd.as_fd(), settings.keepalive.as_ref());
@@ -316,15 +380,31 @@ fn put_up(shard: &Shard, pod: &Pod) -> Result<(Vec<(Port, Listening)>, bool), Li
             if let Some(warning) = &listening.warning {
                 tracing::warn!(target: "ztunnel::inpod::config", "{warning}");
             }
-            all.push((port, listening));
+            put_up.keeps_source &= listening.transparent;
+            put_up.listening.push((port, listening));
         }
-        Ok(all)
+        for addr in settings.dns.addresses.iter().filter(|_| !own) {
+            let plan = plan(*addr, Some(false));
+            let datagrams = match udp::bind(&plan) {
+                // A pod may have no IPv6 on its loopback.
+                Err(error) if addr.ip().is_loopback() && is_absent(error.io()) && addr.is_ipv6() => continue,
+                bound => bound?,
+            };
+            let listening = listener::listen(&plan)?;
+            tune(listening.fd.as_fd(), settings.keepalive.as_ref());
+            Port::Dns.tell_established(*addr, false);
+            put_up.listening.push((Port::Dns, listening));
+            put_up.datagrams.push((*addr, datagrams.fd));
+        }
+        Ok(put_up)
     };
     let first = settings.inbound;
-    let all =
-        within(pod.netns.as_ref(), make).map_err(|error| ListenError::Bind { addr: first, error })??;
-    let keeps_source = !own && all.iter().all(|(_, listening)| listening.transparent);
-    Ok((all, keeps_source))
+    within(pod.netns.as_ref(), make).map_err(|error| ListenError::Bind { addr: first, error })?
+}
+
+/// Whether a bind failed since there is no such address or family here.
+fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EADDRNOTAVAIL | libc::EAFNOSUPPORT))
 }
 
 /// Runs something in a pod's namespace, or where the thread is.

@@ -19,6 +19,7 @@ use crate::bridge::report::Report;
 use crate::bridge::settings::Settings;
 use crate::mesh::seen::Seen;
 use crate::shard::buffers::Buffers;
+use crate::shard::dns::{Datagram, Told};
 use crate::shard::orders;
 use crate::shard::pod::{Accepted, PodWorld, Port};
 use crate::shard::signal::Broadcast;
@@ -35,6 +36,8 @@ const LINES_BYTES: usize = 16 * 1024;
 pub struct Ways {
     /// Spawns the task that serves the connection, inside the pod's gate.
     pub serve: fn(Rc<PodWorld>, Port, Accepted),
+    /// Answers a datagram of the DNS port, or spawns the task that will.
+    pub datagram: fn(&Rc<PodWorld>, &Datagram<'_>),
 }
 
 /// What a shard is started with.
@@ -64,6 +67,10 @@ pub struct Shard {
     pub descriptors: DescriptorRoom,
     /// What connections of this shard have met.
     pub seen: RefCell<Seen>,
+    /// Where datagrams are read, one at a time.
+    pub(super) datagram: RefCell<Vec<u8>>,
+    /// When trouble with names was told last.
+    pub dns_told: Told,
     pub ways: Ways,
     pub(super) pods: RefCell<HashMap<Text, Rc<PodWorld>, foldhash::fast::RandomState>>,
     /// Pods that were told to stop and still have connections.
@@ -98,6 +105,8 @@ pub async fn run(seed: Seed) {
         table,
         random: RefCell::new(fastrand::Rng::new()),
         descriptors: DescriptorRoom::keeping(limits::RESERVED_DESCRIPTORS),
+        datagram: RefCell::default(),
+        dns_told: Told::default(),
         ways: seed.ways,
         pods: RefCell::default(),
         leaving: RefCell::default(),

@@ -9,17 +9,20 @@ use std::os::fd::OwnedFd;
 use crate::base::limits::SPARE_SOCKETS;
 use crate::shard::pod::within;
 use crate::sys::netns::Netns;
-use crate::sys::socket::blank;
 
-/// Blank sockets of one pod.
-#[derive(Default)]
+/// Blank sockets of one pod and one kind.
 pub struct Spares {
+    blank: fn(SocketAddr) -> io::Result<OwnedFd>,
     four: RefCell<Vec<OwnedFd>>,
     six: RefCell<Vec<OwnedFd>>,
     taken: Cell<usize>,
 }
 
 impl Spares {
+    pub fn new(blank: fn(SocketAddr) -> io::Result<OwnedFd>) -> Self {
+        Self { blank, four: RefCell::default(), six: RefCell::default(), taken: Cell::new(0) }
+    }
+
     /// A blank socket for a dial to `to`. The first one of a quiet time is made alone.
     pub fn take(&self, netns: Option<&Netns>, to: SocketAddr) -> io::Result<OwnedFd> {
         let spares = if to.is_ipv4() { &self.four } else { &self.six };
@@ -33,12 +36,12 @@ impl Spares {
         within(netns, || {
             let mut made = spares.borrow_mut();
             for _ in 0..batch {
-                match blank(to) {
+                match (self.blank)(to) {
                     Ok(spare) => made.push(spare),
                     Err(_) => break,
                 }
             }
-            blank(to)
+            (self.blank)(to)
         })?
     }
 

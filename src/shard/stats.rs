@@ -4,10 +4,13 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::base::limits;
 use crate::base::text::Text;
-use crate::bridge::report::{ConnectionCounts, Said, ShardStats, VerdictCount};
+use crate::bridge::report::{
+    ConnectionCounts, DNS_BUCKETS_S, DnsCounts, DnsLabels, Said, ShardStats, VerdictCount,
+};
 use crate::mesh::labels::{Flag, LabelSet, Labels, Party, Reporter};
 use crate::mesh::policy::Policy;
 
@@ -44,10 +47,49 @@ pub struct Engine {
     pub pool_dials: Cell<u64>,
     pub tunnels_cut_off: Cell<u64>,
     pub policy_closes: Cell<u64>,
-    pub second_tries: Cell<u64>,
-    pub ejections: Cell<u64>,
     pub tunnels_retired: Cell<u64>,
     pub tunnels_revoked: Cell<u64>,
+    pub second_tries: Cell<u64>,
+    pub ejections: Cell<u64>,
+    pub proxy_refusals: Cell<u64>,
+    pub dns_cache_hits: Cell<u64>,
+    pub dns_retries: Cell<u64>,
+    pub dns_strays: Cell<u64>,
+    pub dns_crowded: Cell<u64>,
+    pub dns_unsent: Cell<u64>,
+}
+
+/// The DNS counters of one label set.
+#[derive(Default)]
+pub struct DnsCounters {
+    pub requests: Cell<u64>,
+    pub forwarded: Cell<u64>,
+    pub failed: Cell<u64>,
+    durations: [Cell<u64>; DNS_BUCKETS_S.len() + 1],
+    duration_sum_s: Cell<f64>,
+}
+
+impl DnsCounters {
+    /// Counts one forwarded query.
+    pub fn took(&self, duration: Duration) {
+        let seconds = duration.as_secs_f64();
+        let bucket = DNS_BUCKETS_S.partition_point(|bound| *bound < seconds);
+        if let Some(count) = self.durations.get(bucket) {
+            bump(count);
+        }
+        self.duration_sum_s.set(self.duration_sum_s.get() + seconds);
+    }
+
+    fn counts(&self, labels: &DnsLabels) -> DnsCounts {
+        DnsCounts {
+            labels: labels.clone(),
+            requests: self.requests.get(),
+            forwarded: self.forwarded.get(),
+            failed: self.failed.get(),
+            durations: self.durations.each_ref().map(Cell::get),
+            duration_sum_s: self.duration_sum_s.get(),
+        }
+    }
 }
 
 /// Adds one.
@@ -64,6 +106,7 @@ pub struct Stats {
     sockets_destination: Cell<u64>,
     /// By namespace and name of the policy.
     verdicts: RefCell<HashMap<(Text, Text, Said), u64, foldhash::fast::RandomState>>,
+    dns: RefCell<HashMap<DnsLabels, Rc<DnsCounters>, foldhash::fast::RandomState>>,
     crl_rejections_source: Cell<u64>,
     crl_rejections_destination: Cell<u64>,
     pub engine: Engine,
@@ -81,12 +124,16 @@ impl Stats {
         all.entry(Arc::new(labels)).or_default().clone()
     }
 
-    /// Counts a request for a host name's addresses. Further ones than there may be label sets aren't told apart.
-    pub fn on_demand_dns(&self, source: Party, host: &Text) {
-        let mut all = self.on_demand_dns.borrow_mut();
-        let key = (source, host.clone());
-        let known = all.len() < limits::LABEL_SETS || all.contains_key(&key);
-        *all.entry(if known { key } else { <_>::default() }).or_default() += 1;
+    /// The DNS counters of a label set, made on first use.
+    pub fn names(&self, labels: DnsLabels) -> Rc<DnsCounters> {
+        let mut all = self.dns.borrow_mut();
+        if let Some(counters) = all.get(&labels) {
+            return counters.clone();
+        }
+        // Workloads come and go, so the number of their names has a bound.
+        let nobody = DnsLabels { service: Text::default(), revision: Text::default(), ..labels.clone() };
+        let place = if all.len() < limits::LABEL_SETS { labels } else { nobody };
+        all.entry(place).or_default().clone()
     }
 
     /// Counts what a policy said, or all of them together.
@@ -100,6 +147,14 @@ impl Stats {
             })
             .unwrap_or_default();
         *all.entry((namespace, name, said)).or_default() += 1;
+    }
+
+    /// Counts a request for a host name's addresses. Further ones than there may be label sets aren't told apart.
+    pub fn on_demand_dns(&self, source: Party, host: &Text) {
+        let mut all = self.on_demand_dns.borrow_mut();
+        let key = (source, host.clone());
+        let known = all.len() < limits::LABEL_SETS || all.contains_key(&key);
+        *all.entry(if known { key } else { <_>::default() }).or_default() += 1;
     }
 
     /// Counts an accepted socket until the guard is dropped.
@@ -144,6 +199,7 @@ impl Stats {
         let engine = &self.engine;
         ShardStats {
             verdicts: verdicts.collect(),
+            dns: self.dns.borrow().iter().map(|(labels, counters)| counters.counts(labels)).collect(),
             shard,
             connections: connections.collect(),
             on_demand_dns: self
@@ -180,16 +236,6 @@ impl Stats {
                     engine.tunnels_cut_off.get(),
                 ),
                 (
-                    "second_tries",
-                    "Further endpoints tried for connections whose first could not be reached",
-                    engine.second_tries.get(),
-                ),
-                (
-                    "ejections",
-                    "Endpoints left out for a while after they could not be reached",
-                    engine.ejections.get(),
-                ),
-                (
                     "policy_closes",
                     "Live connections closed because the mesh no longer allows them",
                     engine.policy_closes.get(),
@@ -204,6 +250,42 @@ impl Stats {
                     "Tunnels closed because a new revocation list names their peer",
                     engine.tunnels_revoked.get(),
                 ),
+                (
+                    "second_tries",
+                    "Further endpoints tried for connections whose first could not be reached",
+                    engine.second_tries.get(),
+                ),
+                (
+                    "ejections",
+                    "Endpoints left out for a while after they could not be reached",
+                    engine.ejections.get(),
+                ),
+                (
+                    "proxy_refusals",
+                    "Clients of the SOCKS5 and CONNECT listeners that were malformed, late or too many",
+                    engine.proxy_refusals.get(),
+                ),
+                (
+                    "dns_cache_hits",
+                    "DNS queries answered by a reply that was remembered",
+                    engine.dns_cache_hits.get(),
+                ),
+                (
+                    "dns_retries",
+                    "Further attempts at name servers that stayed silent",
+                    engine.dns_retries.get(),
+                ),
+                (
+                    "dns_strays",
+                    "Datagrams of name servers that were no reply to what had been asked",
+                    engine.dns_strays.get(),
+                ),
+                (
+                    "dns_crowded",
+                    "DNS queries refused because too many of the pod waited for name servers",
+                    engine.dns_crowded.get(),
+                ),
+                ("dns_unsent", "DNS answers that the kernel did not take", engine.dns_unsent.get()),
             ],
         }
     }

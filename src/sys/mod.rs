@@ -1,6 +1,7 @@
 //! Layer 3: the kernel. Namespaces, sockets, original destinations, descriptor passing, the ring probe,
 //! pinning. All unsafe code of the crate lives here. Knows addresses, not meshes: imports `base` only.
 
+pub mod conntrack;
 pub mod cpu;
 pub mod fdpass;
 pub mod handover;
@@ -16,3 +17,4 @@ pub mod signal;
 pub mod socket;
 #[cfg(test)]
 mod testing;
+pub mod udp;

@@ -52,6 +52,8 @@ pub struct AccessLine<'a> {
     pub src: End<'a>,
     /// Outbound: the next hop as dialled. Inbound HBONE: the original 15008 address.
     pub dst_addr: SocketAddr,
+    /// What was asked for, where no address was found for it; told instead of `dst_addr`.
+    pub dst_name: Option<&'a str>,
     pub dst_hbone_addr: Option<HboneAddr<'a>>,
     /// Host name of the service.
     pub dst_service: Option<&'a str>,
@@ -66,6 +68,24 @@ pub struct AccessLine<'a> {
     /// Endpoints tried; told where it is more than one.
     pub attempts: u32,
     pub error: Option<&'a dyn Display>,
+    /// How it came in, where that isn't by capture.
+    pub via: Option<Via>,
+}
+
+/// An explicit proxy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Via {
+    Connect,
+    Socks5,
+}
+
+impl Via {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Connect => "connect",
+            Self::Socks5 => "socks5",
+        }
+    }
 }
 
 impl AccessLine<'_> {
@@ -115,7 +135,10 @@ impl AccessLine<'_> {
         if self.event != Event::Failed {
             end(["src.workload", "src.namespace", "src.identity", "src.cluster"], &self.src, fields);
         }
-        fields.address("dst.addr", self.dst_addr);
+        match self.dst_name {
+            Some(name) => fields.bare("dst.addr", name),
+            None => fields.address("dst.addr", self.dst_addr),
+        }
         if self.event != Event::Failed {
             match self.dst_hbone_addr {
                 Some(HboneAddr::Address(address)) => fields.address("dst.hbone_addr", address),
@@ -143,6 +166,7 @@ impl AccessLine<'_> {
         if let Some(error) = self.error {
             fields.text("error", error);
         }
+        text("via", self.via.map(Via::as_str), fields);
     }
 }
 

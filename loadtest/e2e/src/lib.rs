@@ -20,6 +20,7 @@ pub mod http;
 pub mod istio_world;
 pub mod istiod;
 pub mod lines;
+pub mod names;
 pub mod seccomp;
 pub mod serve;
 pub mod sockets;

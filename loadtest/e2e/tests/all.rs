@@ -9,6 +9,10 @@ mod ahead;
 mod certificates;
 #[path = "all/close.rs"]
 mod close;
+#[path = "all/dns.rs"]
+mod dns;
+#[path = "all/dns_trouble.rs"]
+mod dns_trouble;
 #[path = "all/envoy.rs"]
 mod envoy;
 #[path = "all/envoy_gateway.rs"]
@@ -37,6 +41,10 @@ mod pods;
 mod policy;
 #[path = "all/programs.rs"]
 mod programs;
+#[path = "all/proxies.rs"]
+mod proxies;
+#[path = "all/proxy_programs.rs"]
+mod proxy_programs;
 #[path = "all/reach.rs"]
 mod reach;
 #[path = "all/refuse.rs"]

@@ -101,7 +101,7 @@ fn carrier(most: usize) -> Rc<Carrier> {
 }
 
 fn refused(text: &str) -> Failure {
-    Failure::Io(text.to_owned())
+    Failure::Http2(text.to_owned())
 }
 
 impl Simulation {

@@ -31,6 +31,7 @@ fn outbound() -> AccessLine<'static> {
         src_addr: "10.99.1.10:59464".parse().unwrap(),
         src: end("client", &CLIENT),
         dst_addr: "10.99.2.10:15008".parse().unwrap(),
+        dst_name: None,
         dst_hbone_addr: Some(HboneAddr::Address("10.99.2.10:8080".parse().unwrap())),
         dst_service: Some("web.default.svc.cluster.local"),
         dst: end("server", &SERVER),
@@ -40,6 +41,7 @@ fn outbound() -> AccessLine<'static> {
         duration: Duration::from_micros(12_900),
         attempts: 1,
         error: None,
+        via: None,
     }
 }
 
@@ -73,6 +75,21 @@ fn good_connections_equal_the_samples() {
     };
     let eleven_seconds_before = at(793_372) - Duration::from_secs(11);
     assert_eq!(json(&json_sample, eleven_seconds_before), sample(3));
+}
+
+#[test]
+fn what_came_by_an_explicit_proxy_says_so_behind_everything_else() {
+    let line = AccessLine { via: Some(Via::Connect), error: Some(&"late"), ..outbound() };
+    assert!(plain(&line, at(0)).ends_with(" error=\"late\" via=\"connect\"\n"), "{}", plain(&line, at(0)));
+    let unknown = AccessLine {
+        event: Event::Failed,
+        dst_name: Some("nobody:80"),
+        via: Some(Via::Socks5),
+        ..outbound()
+    };
+    assert!(plain(&unknown, at(0)).contains("dst.addr=nobody:80 direction=\"outbound\" via=\"socks5\""));
+    let value: Value = serde_json::from_str(&json(&unknown, at(0))).unwrap();
+    assert_eq!((&value["dst.addr"], &value["via"]), (&"nobody:80".into(), &"socks5".into()));
 }
 
 #[test]

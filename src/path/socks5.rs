@@ -1,0 +1,80 @@
+//! A program in the pod asks for a connection by SOCKS5: port 15080 on its loopback (reference section 9). Greeting ->
+//! request -> the way of a captured connection -> reply.
+
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
+
+use crate::base::limits;
+use crate::base::net::Source;
+use crate::path::dialogue::{Unheard, dismiss, hear, note_refused, tell};
+use crate::path::explicit::{Explicit, Outcome};
+use crate::path::outbound::Underway;
+use crate::shard::pod::{Accepted, PodWorld};
+use crate::shard::socket::{Held, Socket};
+use crate::shard::within;
+use crate::wire::access_log::Via;
+use crate::wire::destination::Destination;
+use crate::wire::socks5::{self, MESSAGE_BYTES, Malformed, NO_AUTHENTICATION, Reply};
+
+/// Carries one client's connection to its end.
+pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
+    let Accepted { fd, source, counted: _counted } = accepted;
+    let Some(underway) = Box::pin(prepare(&world, fd, source)).await else { return };
+    drop(world);
+    underway.run().await;
+}
+
+async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Underway> {
+    let app = Held::new(Socket::new(fd).ok()?);
+    let destination = match ask(world, app.socket()?).await {
+        Ok(destination) => destination,
+        Err((why, answer)) => {
+            note_refused(world, "socks", source, &why);
+            dismiss(world, app, &answer).await;
+            return None;
+        }
+    };
+    let early = world.shard.settings.socks5_early_reply;
+    if early {
+        tell(&app, &Reply::Succeeded.bytes()).await.ok()?;
+    }
+    match (Explicit { world, source, via: Via::Socks5 }).arrive(&destination, &app).await {
+        Ok(there) if early => there.join(world, app),
+        Ok(there) => match tell(&app, &Reply::Succeeded.bytes()).await {
+            Ok(()) => there.join(world, app),
+            Err(failure) => {
+                there.give_up(failure);
+                None
+            }
+        },
+        // What was called a success can only be cut off now.
+        Err(_) if early => None,
+        Err(failure) => {
+            dismiss(world, app, &Outcome::of(&failure).reply().bytes()).await;
+            None
+        }
+    }
+}
+
+/// Where the client wants to go; else why it isn't served, and what it is told (nothing where it said too little).
+async fn ask(world: &PodWorld, app: &Socket) -> Result<Destination, (String, Vec<u8>)> {
+    let Some(_inside) = world.dialogues.enter() else {
+        let why = format!("more than {} clients have not asked yet", limits::PROXY_DIALOGUES);
+        return Err((why, Reply::GeneralFailure.bytes().into()));
+    };
+    let heard = within(limits::PROXY_REQUEST_DEADLINE_MS, negotiate(app)).await.unwrap_or(Err(Unheard::Late));
+    heard.map_err(|unheard| {
+        let why = unheard.to_string();
+        let answer = match unheard {
+            Unheard::Malformed(malformed) => malformed.answer(),
+            Unheard::Late | Unheard::Ended | Unheard::Io(_) => Vec::new(),
+        };
+        (why, answer)
+    })
+}
+
+async fn negotiate(app: &Socket) -> Result<Destination, Unheard<Malformed>> {
+    hear(app, MESSAGE_BYTES, |said, _| socks5::greeting(said)).await?;
+    app.send_all(&NO_AUTHENTICATION).await?;
+    hear(app, MESSAGE_BYTES, |said, _| socks5::request(said)).await
+}
