@@ -43,7 +43,8 @@ pub struct Settings {
     pub connect: Vec<SocketAddr>,
     /// `RINGWAY_SOCKS5_EARLY_REPLY`: success is told before the upstream is called, as the reference does.
     pub socks5_early_reply: bool,
-    /// Ports that may never be the target of a connection (15001, 15006, 15008, 15080 and 15081 where their proxies are on).
+    /// Ports that may never be the target of a connection (15001, 15006, 15008; 15080 and 15081 where their proxies
+    /// are on).
     pub illegal_ports: Vec<u16>,
     pub network: Text,
     pub dns: DnsSettings,

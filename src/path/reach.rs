@@ -188,7 +188,6 @@ impl Call<'_> {
             Err(cut) => {
                 let failure = Failure::Http2(format!("no answer: {cut}"));
                 Err(match cut {
-                    Cut::Revoked => Unasked::Answered(Failure::Revoked),
                     Cut::Lost if ahead == 0 => Unasked::Unheard(failure),
                     // The peer has not looked at it (RFC 9113 section 8.7).
                     Cut::Reset(_) if cut.may_try_again() => Unasked::Unheard(failure),

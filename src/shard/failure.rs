@@ -146,7 +146,6 @@ impl Failure {
             | Self::PolicyChange
             | Self::WaypointChange
             | Self::PolicyRejection(_)
-            | Self::Revoked
             | Self::Drained
             | Self::HalfCloseIdle
             | Self::LocalWorkload(_)
