@@ -97,7 +97,7 @@ fn what_this_version_cannot_serve_is_refused_before_anything_starts() {
         (&[("XDS_ADDRESS", "http://istiod:15010")], &["XDS_ADDRESS=http://istiod:15010"]),
         (&[local, ("CA_ADDRESS", "")], &[]),
         (&[("XDS_ADDRESS", "istiod:15012"), SERVABLE[1]], &[]),
-        (&[SERVABLE[0], SERVABLE[1], ("ENABLE_PROXY", "false")], &["ENABLE_PROXY=false"]),
+        (&[SERVABLE[0], SERVABLE[1], ("ENABLE_PROXY", "false")], &[]),
     ] {
         for command in [&["run"][..], &["config", "check"]] {
             let outcome = invoke("ringway", command, environment);

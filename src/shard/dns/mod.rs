@@ -34,6 +34,8 @@ pub struct PodDns {
     ports: RefCell<Vec<Rc<DnsPort>>>,
     cache: RefCell<Cache>,
     in_flight: Rc<Cell<usize>>,
+    /// The search domains of the namespace that asked last: a pod has one.
+    search: RefCell<Option<(Text, Rc<[Text]>)>>,
     spares: Spares,
     /// While it is in use: a pod that doesn't ask holds no descriptor.
     conntrack: RefCell<Option<Conntrack>>,
@@ -106,6 +108,7 @@ impl PodDns {
             ports: RefCell::new(ports),
             cache: RefCell::default(),
             in_flight: Rc::default(),
+            search: RefCell::default(),
             spares: Spares::new(udp::blank),
             conntrack: RefCell::default(),
             tracked: Cell::new(false),
@@ -225,11 +228,17 @@ impl PodWorld {
 
     /// The search domains of a pod of this namespace.
     pub fn search(&self, namespace: &str) -> Rc<[Text]> {
+        let mut known = self.dns.search.borrow_mut();
+        if let Some((_, search)) = known.as_ref().filter(|(of, _)| **of == *namespace) {
+            return search.clone();
+        }
         let settings = &self.shard.settings.dns;
-        match &settings.search {
+        let search: Rc<[Text]> = match &settings.search {
             Some(search) => search.as_slice().into(),
             None => settings.names.search(namespace).into(),
-        }
+        };
+        *known = Some((namespace.into(), search.clone()));
+        search
     }
 
     /// A reply that is remembered for a query to this server, if it fits.

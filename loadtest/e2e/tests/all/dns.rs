@@ -140,8 +140,8 @@ fn unbound(world: &World, names: &Pod) -> Running {
     let file = directory.join("unbound.conf");
     let configuration = format!(
         "server:\n interface: {}\n do-ip6: no\n access-control: 0.0.0.0/0 allow\n chroot: ''\n username: ''\n \
-         directory: '{}'\n pidfile: ''\n use-syslog: no\n rrset-roundrobin: no\n local-zone: corp.test. static\n \
-         local-zone: example. refuse\n local-zone: cluster.local. static\n \
+         directory: '{}'\n pidfile: ''\n use-syslog: no\n rrset-roundrobin: no\n \
+         local-zone: corp.test. static\n local-zone: example. refuse\n local-zone: cluster.local. static\n \
          local-data-ptr: '192.0.2.7 300 a.corp.test'\n{quoted}{long}remote-control:\n control-enable: no\n",
         names.v4,
         directory.display(),
