@@ -20,16 +20,16 @@ pub fn main(asked: &WhyArguments, console: &mut Console<'_>) -> anyhow::Result<u
     if status != 200 {
         bail!("{}", body.trim_end());
     }
-    let answer: serde_json::Value =
-        serde_json::from_str(&body).context("the answer of the admin port isn't JSON")?;
-    let allowed = answer["allowed"] == true;
-    let text = if asked.json {
-        body
-    } else {
-        let explanation = answer["explanation"].as_str().unwrap_or_default();
-        format!("{explanation}{}\n", if allowed { "=> carried" } else { "=> not carried" })
-    };
-    Ok(console.print(&text, if allowed { exit::OK } else { exit::PROBLEMS }))
+    let answer: Answer =
+        serde_json::from_str(&body).context("the answer of the admin port isn't what was asked for")?;
+    let text = if asked.json { body } else { answer.explanation };
+    Ok(console.print(&text, if answer.allowed { exit::OK } else { exit::PROBLEMS }))
+}
+
+#[derive(serde::Deserialize)]
+struct Answer {
+    allowed: bool,
+    explanation: String,
 }
 
 /// Status and body of a GET.
@@ -96,7 +96,7 @@ mod tests {
         let body = r#"{"allowed":false,"explanation":"because\n"}"#;
         let (request, code, out) = asked("200 OK", body, false);
         assert_eq!(request, "GET /why?from=a%2Fb&to=%5B%3A%3A1%5D%3A80&format=json HTTP/1.1");
-        assert_eq!((code.unwrap(), out.as_str()), (exit::PROBLEMS, "because\n=> not carried\n"));
+        assert_eq!((code.unwrap(), out.as_str()), (exit::PROBLEMS, "because\n"));
         let body = r#"{"allowed":true,"explanation":"because\n"}"#;
         let (_, code, out) = asked("200 OK", body, true);
         assert_eq!((code.unwrap(), out.as_str()), (exit::OK, body));

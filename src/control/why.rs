@@ -1,7 +1,6 @@
 //! `/why?from=NAMESPACE/POD&to=HOST:PORT` of the admin port: what would become of a connection, as text, or with
 //! `format=json` as an object. The explanation is `mesh::why`'s.
 
-use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -49,15 +48,7 @@ pub(super) fn answer(
             let reply = http::plain(StatusCode::OK, format!("{body}\n"));
             http::with_header(reply, CONTENT_TYPE.as_str(), "application/json")
         }
-        Ok(told) => http::text(StatusCode::OK, Verdict(&told).to_string()),
-    }
-}
-
-struct Verdict<'a>(&'a Why);
-
-impl fmt::Display for Verdict<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}\n", self.0, if self.0.is_allowed() { "=> carried" } else { "=> not carried" })
+        Ok(told) => http::text(StatusCode::OK, told.to_string()),
     }
 }
 

@@ -142,14 +142,16 @@ impl fmt::Display for Why {
             write!(f, "{note}")?;
         }
         match &self.route {
-            Err(refuse) => return writeln!(f, "refused: {refuse}"),
+            Err(refuse) => writeln!(f, "refused: {refuse}")?,
             Ok(Routed::Resolve(named)) => writeln!(f, "route: to whatever {} resolves to", named.host)?,
             Ok(Routed::Go(plan)) => tell_plan(plan, f)?,
         }
         match &self.policies {
-            None => writeln!(f, "policies: decided beyond the next hop"),
-            Some(said) => tell_decision(said, f),
+            None if self.route.is_err() => {}
+            None => writeln!(f, "policies: decided beyond the next hop")?,
+            Some(said) => tell_decision(said, f)?,
         }
+        writeln!(f, "=> {}", if self.is_allowed() { "carried" } else { "not carried" })
     }
 }
 

@@ -74,7 +74,10 @@ fn every_endpoint_is_told_with_what_speaks_against_it() {
     assert!(without.to_string().contains("good: doesn't serve the port"), "{without}");
     let unknown = explain(things, "10.1.0.1:99");
     assert!(unknown.to_string().contains("the service has no such port"), "{unknown}");
-    assert!(unknown.to_string().ends_with("refused: no healthy upstream: 10.1.0.1:99\n"), "{unknown}");
+    assert!(
+        unknown.to_string().ends_with("refused: no healthy upstream: 10.1.0.1:99\n=> not carried\n"),
+        "{unknown}"
+    );
 }
 
 #[test]
@@ -84,12 +87,18 @@ fn policies_are_told_with_the_place_that_decided() {
         policy("no-8080", PolicyScope::Namespace, Action::Deny, vec![Match::default(), denies.clone()]);
     let told = explain(vec![server("a", 2, "").into(), deny.into()], "10.0.0.2:8080");
     assert!(!told.is_allowed());
-    assert!(told.to_string().ends_with("policies: denied by default/no-8080 rules[0][0][1]\n"), "{told}");
+    assert!(
+        told.to_string().ends_with("policies: denied by default/no-8080 rules[0][0][1]\n=> not carried\n"),
+        "{told}"
+    );
     let mut dry = policy("try", PolicyScope::Namespace, Action::Allow, vec![denies]);
     dry.dry_run = true;
     let told = explain(vec![server("a", 2, "").into(), dry.into()], "10.0.0.2:80");
     assert!(told.is_allowed());
-    assert!(told.to_string().ends_with("  on dry run, no ALLOW policy would allow it\n"), "{told}");
+    assert!(
+        told.to_string().ends_with("  on dry run, no ALLOW policy would allow it\n=> carried\n"),
+        "{told}"
+    );
 }
 
 #[test]
@@ -99,6 +108,6 @@ fn waypoints_and_strangers_are_told() {
     let things = vec![behind.into(), pod("waypoint", &["10.0.0.9"]).into()];
     let told = explain(things.clone(), "10.0.0.2:80");
     assert!(told.to_string().contains("it has waypoint /10.0.0.9\nroute: HBONE to 10.0.0.9:15008"), "{told}");
-    assert!(told.to_string().ends_with("policies: decided beyond the next hop\n"), "{told}");
+    assert!(told.to_string().ends_with("policies: decided beyond the next hop\n=> carried\n"), "{told}");
     assert_eq!(explain(things, "192.0.2.1:443").notes, [Note::Passthrough]);
 }

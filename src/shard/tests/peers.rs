@@ -56,8 +56,6 @@ fn a_peer_that_is_revoked_loses_its_tunnel_and_streams_at_once_and_nobody_else_d
 
 fn key(expected: &[&str]) -> Key {
     Key {
-        authority: None,
-        inner: None,
         source: "10.0.0.1".parse().unwrap(),
         identity: identity("client"),
         expected: expected.iter().map(|name| identity(name)).collect(),
