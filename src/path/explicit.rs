@@ -31,7 +31,7 @@ impl Explicit<'_> {
         let Explicit { world, source, via } = *self;
         let address = match to {
             Destination::Address(address) => *address,
-            Destination::Name { host, port } => match resolve(world, host).await {
+            Destination::Name { host, port } => match resolve(world, source, host).await {
                 Ok(ip) => SocketAddr::new(ip, *port),
                 Err(failure) => {
                     let (src, name) = (source.0, to.to_string());
@@ -47,8 +47,9 @@ impl Explicit<'_> {
     }
 }
 
-/// An address of a name, of the mesh first; of a family that the pod has where there is one.
-async fn resolve(world: &Rc<PodWorld>, host: &Text) -> Result<IpAddr, Failure> {
+/// An address of a name, of the mesh first; of a family that the pod has where there is one, and then of the family by
+/// which the client calls, as in the reference.
+async fn resolve(world: &Rc<PodWorld>, client: Source, host: &Text) -> Result<IpAddr, Failure> {
     let plain = host.strip_suffix('.').unwrap_or(host);
     // RFC 6761 section 6.3: never asked of a name server.
     if plain == "localhost" || plain.ends_with(".localhost") {
@@ -62,9 +63,10 @@ async fn resolve(world: &Rc<PodWorld>, host: &Text) -> Result<IpAddr, Failure> {
             Failure::NameUnknown(error.to_string())
         }
     })?;
-    let has = |ip: &&IpAddr| local.addresses.iter().any(|own| own.is_ipv4() == ip.is_ipv4());
-    let ip = found.iter().find(has).or_else(|| found.first());
-    ip.copied().ok_or_else(|| Failure::NameUnknown(format!("host {host} has no address")))
+    let has = |ip: &IpAddr| local.addresses.iter().any(|own| own.is_ipv4() == ip.is_ipv4());
+    let rank = |ip: &IpAddr| (!has(ip), ip.is_ipv4() != client.ip().is_ipv4());
+    let ip = found.into_iter().min_by_key(rank);
+    ip.ok_or_else(|| Failure::NameUnknown(format!("host {host} has no address")))
 }
 
 /// What a failure is to the client, whichever proxy it speaks to.

@@ -367,7 +367,9 @@ fn put_up(shard: &Shard, pod: &Pod) -> Result<PutUp, ListenError> {
         let mut put_up = PutUp { listening: Vec::new(), datagrams: Vec::new(), keeps_source: !own };
         let wanted = |port: Port| settings.proxy && (!own || port == Port::InboundHbone);
         for (port, addr) in ports.filter(|(port, _)| wanted(*port)) {
-            let transparent = if own { Some(false) } else { settings.original_source };
+            let captured = !matches!(port, Port::Socks5 | Port::Connect);
+            // On a loopback there are no foreign addresses, and one that it lacks could be bound all the same.
+            let transparent = if own || !captured { Some(false) } else { settings.original_source };
             let listening = match listener::listen(&plan(addr, transparent)) {
                 // A pod may have no IPv6 on its loopback.
                 Err(error) if addr.ip() == Ipv6Addr::LOCALHOST && is_absent(error.io()) => continue,
@@ -380,7 +382,7 @@ fn put_up(shard: &Shard, pod: &Pod) -> Result<PutUp, ListenError> {
             if let Some(warning) = &listening.warning {
                 tracing::warn!(target: "ztunnel::inpod::config", "{warning}");
             }
-            put_up.keeps_source &= listening.transparent;
+            put_up.keeps_source &= listening.transparent || !captured;
             put_up.listening.push((port, listening));
         }
         for addr in settings.dns.addresses.iter().filter(|_| !own) {

@@ -104,7 +104,7 @@ mod tests {
 
     #[test]
     fn what_is_nobodys_place_is_refused_with_its_reason() {
-        let long = format!("{}:80", "a.".repeat(128));
+        let long = format!("{}a:80", "a.".repeat(127));
         for (wrong, why) in [
             ("web", "is not HOST:PORT"),
             ("web:", "is not HOST:PORT"),

@@ -49,8 +49,8 @@ public final class Tunnel {
             upload(client, arguments[4] + "/who");
             atOnce(client, arguments[4] + "/large");
             client.connectionPool().evictAll();
-            client.dispatcher().executorService().shutdown();
         }
+        plain.dispatcher().executorService().shutdown();
     }
 
     private static void get(OkHttpClient client, String url) throws Exception {
