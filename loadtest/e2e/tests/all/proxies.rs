@@ -9,6 +9,7 @@ use ringway::demo::mesh_file::{FileService, deny};
 use ringway::demo::topology::Pod;
 use ringway_e2e::baseline::Baseline;
 use ringway_e2e::lines::{self, number, text};
+use ringway_e2e::names::{A, Heard, NameServer, Say, asked_name, question_end, reply};
 use ringway_e2e::serve::{Server, echo};
 use ringway_e2e::world::{APP_PORT, STEP, World, dial, service};
 use ringway_e2e::{eventually, pattern, sockets};
@@ -261,6 +262,52 @@ fn each_refusal_says_why_in_the_words_of_its_protocol() {
         line["error"] == "http status: 401 Unauthorized" && line["via"] == "connect"
     });
     baseline.is_back(&world);
+}
+
+#[test]
+fn names_beyond_the_mesh_are_asked_of_name_servers() {
+    let mut names = None;
+    let mut world = World::start_with(&ON, |world| {
+        names = Some(world.cluster.plain_pod(1, "names").unwrap());
+    });
+    let (names, stranger) = (names.unwrap(), world.stranger.v4);
+    let server = NameServer::start(&names, move |heard, _| {
+        let end = question_end(&heard.message);
+        let is_four = heard.message[end - 4..end - 2] == A.to_be_bytes();
+        match asked_name(&heard.message).as_str() {
+            "far.example" if is_four => {
+                vec![Say::Reply(reply(&heard.message, 0, &[(A, 20, stranger.octets().to_vec())]))]
+            }
+            "far.example" => vec![Say::Reply(reply(&heard.message, 0, &[]))],
+            "silent.example" => Vec::new(),
+            _ => vec![Say::Reply(reply(&heard.message, 3, &[]))],
+        }
+    });
+    let file = world.cluster.directory().join("resolv.conf");
+    std::fs::write(&file, format!("nameserver {}\noptions timeout:1\n", names.v4)).unwrap();
+    let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\" \"$@\"", file.display());
+    let mut successor =
+        world.cluster.start_successor(1, &["unshare", "--mount", "sh", "-c", &script], &[]).unwrap();
+    successor.wait_ready(2 * STEP).unwrap();
+    drop(world.cluster.take_over(1, successor));
+    let app = Server::start(&world.stranger, APP_PORT, echo);
+    let (mut stream, status, _) = connect(&world.client, &format!("Far.Example:{APP_PORT}"), b"");
+    assert_eq!(status, 200);
+    echoes(&mut stream, "far");
+    let (mut stream, code) = socks5(&world.client, "far.example", APP_PORT, b"");
+    assert_eq!(code, 0);
+    echoes(&mut stream, "away");
+    assert_eq!(app.peer_addresses(), [world.client.at(0).ip(); 2]);
+    let (status, line) = refused(&world.client, "gone.example:80");
+    assert!(status == 502 && line.contains("no such host: gone.example"), "{status} {line}");
+    let (status, line) = refused(&world.client, "silent.example:80");
+    assert!(status == 504 && line.contains("silent.example"), "{status} {line}");
+    assert!(!server.heard().is_empty());
+    // A service's name is never asked of them.
+    let _app = Server::start(&world.server, APP_PORT, echo);
+    assert_eq!(connect(&world.client, "web:80", b"").1, 200);
+    let asked_for_web = |heard: &Heard| asked_name(&heard.message).starts_with("web");
+    assert!(!server.heard().iter().any(asked_for_web));
 }
 
 #[test]
