@@ -120,7 +120,7 @@ mod tests {
             ("a..b:80", "no host name"),
             (".:80", "no host name"),
             ("*.b:80", "no host name"),
-            (&long, "is not HOST:PORT"),
+            (&long, "no host name"),
         ] {
             let error = Destination::parse(wrong).expect_err(wrong).to_string();
             assert!(error.contains(why), "{wrong}: {error}");

@@ -259,3 +259,33 @@ fn access_lines_keep_the_references_order_in_json_and_in_plain_text() {
         assert!(columns[4].contains(part), "{part:?} isn't in {line}");
     }
 }
+
+#[test]
+fn a_running_proxy_says_why_a_connection_is_carried_or_not() {
+    let mut world = World::start();
+    let ask = |world: &World, to: &str| {
+        let program = ringway_e2e::world::binary();
+        let node = world.cluster.topology.nodes.iter().find(|node| node.number == 1).unwrap();
+        let output = node.space.output(&program.to_string_lossy(), &["why", "default/client", to]).unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap() + &errors)
+    };
+    let (code, text) = ask(&world, "web.default.svc.cluster.local:80");
+    assert_eq!(code, Some(0), "{text}");
+    for line in [
+        "the address is of service default/web.default.svc.cluster.local",
+        "  Kubernetes//Pod/default/server: may be chosen",
+        "  who answers must be spiffe://cluster.local/ns/default/sa/server",
+        "policies: allowed, none has to allow it",
+        "=> carried",
+    ] {
+        assert!(text.lines().any(|told| told == line), "{line:?} isn't in\n{text}");
+    }
+    world.change_policies(vec![ringway::demo::mesh_file::deny("no", "cluster.local/ns/default/sa/client")]);
+    let (code, text) = ask(&world, &world.server.at(APP_PORT).to_string());
+    assert_eq!(code, Some(2), "{text}");
+    let last = "policies: denied by default/no rules[0][0][0]\n=> not carried\n";
+    assert!(text.ends_with(last), "{text}");
+    let (code, text) = ask(&world, "10.77.2.10");
+    assert!(code == Some(1) && text.contains("ADDRESS:PORT"), "{text}");
+}
