@@ -27,6 +27,8 @@ pub struct InboundRequest<'a> {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Inbound {
     pub upstream: Upstream,
+    /// The address that was asked for, where that isn't the one that was called.
+    pub asked: Option<IpAddr>,
     /// The service that a host name as authority names; none for an address, then any of the workload's.
     pub named: Option<Arc<Service>>,
     /// How the application wants to be told about the caller, if at all.
@@ -89,8 +91,12 @@ pub fn inbound(request: &InboundRequest<'_>) -> Result<Inbound, InboundRefuse> {
     let InboundRequest { snapshot, local, connection_dst, .. } = *request;
     let authority = Authority::parse(request.authority)?;
     validate(request, authority)?;
+    let mut asked = None;
     let (port, named) = match authority {
-        Authority::Address(address) => (address.port(), None),
+        Authority::Address(address) => {
+            asked = Some(address.ip()).filter(|asked| *asked != connection_dst);
+            (address.port(), None)
+        }
         Authority::Host { name, port } => {
             let service = snapshot
                 .service_by_host(name, Some(&local.namespace))
@@ -110,7 +116,7 @@ pub fn inbound(request: &InboundRequest<'_>) -> Result<Inbound, InboundRefuse> {
         tunnel = Some(Tunnel { protocol: wanted.protocol, target });
     }
     let upstream = Upstream(SocketAddr::new(connection_dst, upstream_port));
-    Ok(Inbound { upstream, named: named.cloned(), tunnel })
+    Ok(Inbound { upstream, asked, named: named.cloned(), tunnel })
 }
 
 /// The asked-for address must be the one that was called, or that of something this workload is the waypoint of.

@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use crate::base::limits;
 use crate::base::net::Source;
-use crate::path::dialogue::{Unheard, dismiss, hear, note_refused, tell};
-use crate::path::explicit::{Explicit, Outcome};
+use crate::path::dialogue::{Unheard, dismiss, enter, hear, note_refused};
+use crate::path::explicit::{Explicit, Outcome, join};
 use crate::path::outbound::Underway;
 use crate::shard::pod::{Accepted, PodWorld};
 use crate::shard::socket::{Held, Socket};
@@ -35,13 +35,7 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Un
         }
     };
     match (Explicit { world, source, via: Via::Connect }).arrive(&destination, &app).await {
-        Ok(there) => match tell(&app, ESTABLISHED).await {
-            Ok(()) => there.join(world, app),
-            Err(failure) => {
-                there.give_up(failure);
-                None
-            }
-        },
+        Ok(there) => join(there, world, app, ESTABLISHED).await,
         Err(failure) => {
             let why = format!("{destination}: {failure}");
             dismiss(world, app, &refusal(Outcome::of(&failure).status(), &why)).await;
@@ -52,10 +46,10 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Un
 
 /// Where the client wants to go; else why it isn't served, and what it is told (nothing where it said nothing).
 async fn ask(world: &PodWorld, app: &Socket) -> Result<Destination, (String, Vec<u8>)> {
-    let Some(_inside) = world.dialogues.enter() else {
-        let why = format!("more than {} clients have not asked yet", limits::PROXY_DIALOGUES);
-        return Err((why.clone(), refusal(503, &why)));
-    };
+    let _place = enter(world).map_err(|why| {
+        let answer = refusal(503, &why);
+        (why, answer)
+    })?;
     let heard = hear(app, limits::PROXY_HEAD_BYTES, http1::request);
     let heard = within(limits::PROXY_REQUEST_DEADLINE_MS, heard).await.unwrap_or(Err(Unheard::Late));
     heard.map_err(|unheard: Unheard<Malformed>| {

@@ -5,6 +5,7 @@ use std::io::{self, ErrorKind};
 
 use crate::base::limits;
 use crate::shard::failure::Failure;
+use crate::shard::places::Place;
 use crate::shard::pod::PodWorld;
 use crate::shard::socket::{Held, Socket};
 use crate::shard::stats::bump;
@@ -24,6 +25,12 @@ pub(super) enum Unheard<E> {
     Io(#[from] io::Error),
     #[error(transparent)]
     Malformed(E),
+}
+
+/// A place among the clients that haven't asked yet; else why there is none.
+pub(super) fn enter(world: &PodWorld) -> Result<Place, String> {
+    let crowded = || format!("more than {} clients have not asked yet", limits::PROXY_DIALOGUES);
+    world.dialogues.take().ok_or_else(crowded)
 }
 
 /// Hears one message. `parse` is given what was said so far and how much of it it has seen before, and gives the
@@ -102,7 +109,7 @@ pub(super) async fn dismiss(world: &PodWorld, app: Held, answer: &[u8]) {
 /// Counts a client that never said where it wants to go, and tells why, now and then.
 pub(super) fn note_refused(world: &PodWorld, what: &'static str, source: impl std::fmt::Display, why: &str) {
     bump(&world.shard.stats.engine.proxy_refusals);
-    if let Some(untold) = world.dialogues.tell(std::time::Instant::now()) {
+    if let Some(untold) = world.dialogue_refused.due(std::time::Instant::now(), limits::PROXY_TOLD_MS) {
         let pod = &*world.pod.info.name;
         tracing::warn!(
             target: "ztunnel::proxy",

@@ -227,7 +227,7 @@ impl Asked {
             Err(Unfit::Short) => return Step::Nothing,
             Err(unfit) => {
                 if let Unfit::Response(_) = unfit
-                    && let Some(kept_back) = world.shard.dns_told.due()
+                    && let Some(kept_back) = world.shard.dns_told.due(Instant::now(), limits::DNS_TOLD_MS)
                 {
                     tracing::warn!(target: "ztunnel::dns", "{unfit} ({kept_back} such lines kept back)");
                 }
@@ -321,7 +321,7 @@ impl Asked {
             }
             Err(error) => {
                 self.tell(message, &format_args!("forwarding failed ({error})"), 0, 0);
-                if let Some(kept_back) = world.shard.dns_told.due() {
+                if let Some(kept_back) = world.shard.dns_told.due(Instant::now(), limits::DNS_TOLD_MS) {
                     let pod = &world.pod.info.name;
                     tracing::warn!(
                         target: "ztunnel::dns",

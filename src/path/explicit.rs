@@ -8,7 +8,8 @@ use std::rc::Rc;
 use crate::base::net::{Captured, Source};
 use crate::base::text::Text;
 use crate::mesh::route::Refuse;
-use crate::path::outbound::{Outbound, There};
+use crate::path::dialogue::tell;
+use crate::path::outbound::{Outbound, There, Underway};
 use crate::path::record::{Denied, deny};
 use crate::shard::dns::ResolveError;
 use crate::shard::failure::{Failure, Status};
@@ -44,6 +45,17 @@ impl Explicit<'_> {
             },
         };
         Outbound { world, source, target: Captured::new(address), via: Some(via) }.arrive(app).await
+    }
+}
+
+/// Tells the client of its success and makes one connection of both sides.
+pub(super) async fn join(there: There, world: &Rc<PodWorld>, app: Held, success: &[u8]) -> Option<Underway> {
+    match tell(&app, success).await {
+        Ok(()) => there.join(world, app),
+        Err(failure) => {
+            there.give_up(failure);
+            None
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! A peer's tunnel calls a pod: port 15008. TLS -> each CONNECT: parse -> validate -> admit -> dial the pod with
 //! the original source -> 200 -> relay. Statuses and texts are of section 7.2 of the reference.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ use crate::shard::tunnel::Tunnel;
 use crate::sys::origdst::original_destination;
 use crate::wire::access_log::Direction;
 use crate::wire::h2::{Code, RequestHead};
-use crate::wire::hbone::{Authority, baggage_of, forwarded_host, parse_baggage, trace_id};
+use crate::wire::hbone::{Authority, baggage_of, forwarded_host, parse_baggage};
 use crate::wire::proxy_protocol::header;
 
 /// Serves one tunnel of a peer until it ends.
@@ -46,10 +46,7 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
     let link = Rc::new(link);
     tunnel
         .drive(&|stream, head| {
-            let (gate, world, link) = (world.gate.clone(), world.clone(), link.clone());
-            monoio::spawn(async move {
-                gate.run(answer(world, link, stream, head)).await;
-            });
+            world.spawn(answer(world.clone(), link.clone(), stream, head));
         })
         .await;
 }
@@ -160,8 +157,6 @@ struct Checked {
     snapshot: Arc<Snapshot>,
     local: Arc<Workload>,
     found: Inbound,
-    /// The address it asked for, where that isn't the one it called.
-    asked: Option<IpAddr>,
 }
 
 /// Opens the record and enters the table, before any policy is asked.
@@ -172,7 +167,7 @@ fn enter(
     checked: &Checked,
     closer: &Closer,
 ) -> (Record, Entered) {
-    let Checked { snapshot, local, found, asked } = checked;
+    let Checked { snapshot, local, found } = checked;
     let host = head.forwarded.as_deref().and_then(forwarded_host);
     let record = Record::open(
         &world.shard,
@@ -199,7 +194,7 @@ fn enter(
             source: link.source.ip(),
             identity: peer(link).cloned(),
             destination: found.upstream.0,
-            asked: *asked,
+            asked: found.asked,
         })),
     };
     (record, world.shard.table.enter_at(local, snapshot, entry))
@@ -211,7 +206,7 @@ async fn check(world: &Rc<PodWorld>, link: &Link, head: &RequestHead) -> Result<
         return Err((400, Failure::NotConnect(head.method.clone())));
     }
     let authority = head.authority.as_deref().unwrap_or_default();
-    let parsed = Authority::parse(authority).map_err(|error| (400, Failure::InboundRefused(error.into())))?;
+    Authority::parse(authority).map_err(|error| (400, Failure::InboundRefused(error.into())))?;
     let shard = &world.shard;
     let (mut snapshot, local) =
         shard.local_workload(&world.pod.info).await.map_err(|failure| (503, failure))?;
@@ -222,11 +217,7 @@ async fn check(world: &Rc<PodWorld>, link: &Link, head: &RequestHead) -> Result<
     }
     let found = inbound(&request(world, link, &snapshot, &local, authority))
         .map_err(|refuse| (refuse.status(), Failure::InboundRefused(refuse)))?;
-    let asked = match parsed {
-        Authority::Address(address) => Some(address.ip()).filter(|asked| *asked != link.local.ip()),
-        Authority::Host { .. } => None,
-    };
-    Ok(Checked { snapshot, local, found, asked })
+    Ok(Checked { snapshot, local, found })
 }
 
 fn request<'a>(
@@ -248,8 +239,8 @@ async fn reach(
     checked: &Checked,
     entered: &Entered,
 ) -> Result<Socket, (u16, Failure)> {
-    let trace = head.traceparent.as_deref().and_then(trace_id).unwrap_or_default();
-    let caller = Caller { workload: &checked.local, request: Some((trace, link.source.0)) };
+    let traceparent = head.traceparent.as_deref().unwrap_or_default();
+    let caller = Caller { workload: &checked.local, request: Some((traceparent, link.source.0)) };
     decision::admit(&world.shard, entered, caller).map_err(|failure| (401, failure))?;
     let found = &checked.found;
     let (mut to, mut from) = (found.upstream.0, world.keeps_source.then_some(link.source.ip()));

@@ -23,25 +23,13 @@ use crate::shard::pod::{Accepted, PodWorld, Port};
 
 /// Spawns the task that serves an accepted connection, inside its pod's gate.
 pub fn serve(world: Rc<PodWorld>, port: Port, accepted: Accepted) {
-    let gate = world.gate.clone();
+    let pod = world.clone();
     match port {
-        Port::Outbound => drop(monoio::spawn(async move {
-            gate.run(outbound::serve(world, accepted)).await;
-        })),
-        Port::InboundPlaintext => drop(monoio::spawn(async move {
-            gate.run(passthrough::serve(world, accepted)).await;
-        })),
-        Port::InboundHbone => drop(monoio::spawn(async move {
-            gate.run(inbound::serve(world, accepted)).await;
-        })),
-        Port::Socks5 => drop(monoio::spawn(async move {
-            gate.run(socks5::serve(world, accepted)).await;
-        })),
-        Port::Connect => drop(monoio::spawn(async move {
-            gate.run(connect::serve(world, accepted)).await;
-        })),
-        Port::Dns => drop(monoio::spawn(async move {
-            gate.run(dns::serve(world, accepted)).await;
-        })),
+        Port::Outbound => pod.spawn(outbound::serve(world, accepted)),
+        Port::InboundPlaintext => pod.spawn(passthrough::serve(world, accepted)),
+        Port::InboundHbone => pod.spawn(inbound::serve(world, accepted)),
+        Port::Socks5 => pod.spawn(socks5::serve(world, accepted)),
+        Port::Connect => pod.spawn(connect::serve(world, accepted)),
+        Port::Dns => pod.spawn(dns::serve(world, accepted)),
     }
 }

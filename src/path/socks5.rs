@@ -6,8 +6,8 @@ use std::rc::Rc;
 
 use crate::base::limits;
 use crate::base::net::Source;
-use crate::path::dialogue::{Unheard, dismiss, hear, note_refused, tell};
-use crate::path::explicit::{Explicit, Outcome};
+use crate::path::dialogue::{Unheard, dismiss, enter, hear, note_refused, tell};
+use crate::path::explicit::{Explicit, Outcome, join};
 use crate::path::outbound::Underway;
 use crate::shard::pod::{Accepted, PodWorld};
 use crate::shard::socket::{Held, Socket};
@@ -40,13 +40,7 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Un
     }
     match (Explicit { world, source, via: Via::Socks5 }).arrive(&destination, &app).await {
         Ok(there) if early => there.join(world, app),
-        Ok(there) => match tell(&app, &Reply::Succeeded.bytes()).await {
-            Ok(()) => there.join(world, app),
-            Err(failure) => {
-                there.give_up(failure);
-                None
-            }
-        },
+        Ok(there) => join(there, world, app, &Reply::Succeeded.bytes()).await,
         // What was called a success can only be cut off now.
         Err(_) if early => None,
         Err(failure) => {
@@ -58,10 +52,7 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Un
 
 /// Where the client wants to go; else why it isn't served, and what it is told (nothing where it said too little).
 async fn ask(world: &PodWorld, app: &Socket) -> Result<Destination, (String, Vec<u8>)> {
-    let Some(_inside) = world.dialogues.enter() else {
-        let why = format!("more than {} clients have not asked yet", limits::PROXY_DIALOGUES);
-        return Err((why, Reply::GeneralFailure.bytes().into()));
-    };
+    let _place = enter(world).map_err(|why| (why, Reply::GeneralFailure.bytes().into()))?;
     let heard = within(limits::PROXY_REQUEST_DEADLINE_MS, negotiate(app)).await.unwrap_or(Err(Unheard::Late));
     heard.map_err(|unheard| {
         let why = unheard.to_string();

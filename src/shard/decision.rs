@@ -10,14 +10,15 @@ use crate::mesh::workload::Workload;
 use crate::shard::Shard;
 use crate::shard::failure::Failure;
 use crate::shard::table::Entered;
+use crate::wire::hbone::trace_id;
 
 /// The connection, as the log tells it.
 #[derive(Clone, Copy)]
 pub struct Caller<'a> {
     /// Whose policies count.
     pub workload: &'a Workload,
-    /// Of a tunnel's request: the trace it belongs to, and who asks.
-    pub request: Option<(&'a str, SocketAddr)>,
+    /// Of a tunnel's request: its `traceparent`, empty where it has none, and who asks.
+    pub request: Option<(&'a [u8], SocketAddr)>,
 }
 
 /// Says an event of the decision at the level that the operator wants it at.
@@ -75,9 +76,10 @@ fn tell(info: bool, caller: Caller<'_>, decision: &Decision) {
     let name = format!("{}/{}", caller.workload.namespace, caller.workload.name);
     let proxy = tracing::info_span!(target: "ztunnel::state", "proxy", wl = %name);
     let _proxy = proxy.enter();
-    let request = caller
-        .request
-        .map(|(id, peer)| tracing::info_span!(target: "ztunnel::state", "inbound", id = %id, peer = %peer));
+    let request = caller.request.map(|(traceparent, peer)| {
+        let id = trace_id(traceparent).unwrap_or_default();
+        tracing::info_span!(target: "ztunnel::state", "inbound", id = %id, peer = %peer)
+    });
     let _request = request.as_ref().map(tracing::Span::enter);
     let Decision { verdict, rehearsal } = decision;
     rehearsed(info, rehearsal, Action::Deny);

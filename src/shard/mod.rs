@@ -4,7 +4,6 @@
 pub mod buffers;
 pub mod closer;
 pub mod decision;
-pub mod dialogues;
 pub mod dns;
 pub mod failure;
 pub mod gate;
@@ -16,6 +15,7 @@ pub mod nested;
 mod orders;
 mod patience;
 mod peers;
+pub mod places;
 pub mod pod;
 pub mod pool;
 pub mod ready;
@@ -33,6 +33,7 @@ pub mod stream;
 pub mod table;
 #[cfg(test)]
 mod tests;
+pub mod told;
 pub mod tunnel;
 mod tunnel_state;
 

@@ -131,10 +131,7 @@ impl Shard {
                 return Err(why);
             }
             told = true;
-            let recently =
-                self.wait_told.get().is_some_and(|at| at.elapsed() < Duration::from_millis(WAIT_TOLD_MS));
-            if !recently {
-                self.wait_told.set(Some(Instant::now()));
+            if self.wait_told.due(Instant::now(), WAIT_TOLD_MS).is_some() {
                 tracing::info!("a connection waits for {what}: {why}");
             }
         }

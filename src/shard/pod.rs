@@ -15,17 +15,18 @@ use crate::base::net::Source;
 use crate::bridge::order::{Pod, PodKind};
 use crate::mesh::labels::Reporter;
 use crate::shard::Shard;
-use crate::shard::dialogues::Dialogues;
 use crate::shard::dns::PodDns;
 use crate::shard::gate::Gate;
 use crate::shard::handover;
 use crate::shard::nested::Nested;
 use crate::shard::peers;
+use crate::shard::places::Places;
 use crate::shard::pool::{Carries, Pool};
 use crate::shard::ready::give_way;
 use crate::shard::socket::Socket;
 use crate::shard::spares::Spares;
 use crate::shard::stats::{OpenSocket, bump};
+use crate::shard::told::Told;
 use crate::shard::tunnel::Tunnel;
 use crate::sys::listener::{self, ListenError, ListenerPlan, Listening};
 use crate::sys::netns::Netns;
@@ -102,7 +103,9 @@ pub struct PodWorld {
     /// Tunnels within tunnels, to other networks.
     pub nested: Rc<Pool<Nested>>,
     /// Clients of the explicit proxies before they are connections.
-    pub dialogues: Rc<Dialogues>,
+    pub dialogues: Rc<Places>,
+    /// That one of them was refused.
+    pub dialogue_refused: Told,
     /// Whether dials to the application keep the caller's address.
     pub keeps_source: bool,
     /// Connections of the pod are inside.
@@ -132,7 +135,8 @@ impl PodWorld {
             shard: shard.clone(),
             pool: Rc::new(Pool::new(shard.settings.pool_streams, shard.stats.clone())),
             nested: Rc::new(Pool::new(limits::NESTED_STREAMS, shard.stats.clone())),
-            dialogues: Rc::default(),
+            dialogues: Places::new(limits::PROXY_DIALOGUES),
+            dialogue_refused: Told::default(),
             pod,
             keeps_source,
             gate: Rc::default(),
@@ -145,11 +149,8 @@ impl PodWorld {
         });
         world.serve_datagrams();
         for (port, listener) in listeners {
-            let world = world.clone();
-            monoio::spawn(async move {
-                let doors = world.doors.clone();
-                doors.run(world.accept(port, &listener)).await;
-            });
+            let there = world.clone();
+            world.spawn_door(async move { there.accept(port, &listener).await });
         }
         Ok(world)
     }

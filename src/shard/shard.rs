@@ -19,12 +19,13 @@ use crate::bridge::report::Report;
 use crate::bridge::settings::Settings;
 use crate::mesh::seen::Seen;
 use crate::shard::buffers::Buffers;
-use crate::shard::dns::{Datagram, Told};
+use crate::shard::dns::Datagram;
 use crate::shard::orders;
 use crate::shard::pod::{Accepted, PodWorld, Port};
 use crate::shard::signal::Broadcast;
 use crate::shard::stats::Stats;
 use crate::shard::table::Table;
+use crate::shard::told::Told;
 use crate::sys::proc::DescriptorRoom;
 use crate::tls::revocation::Revocations;
 
@@ -84,8 +85,8 @@ pub struct Shard {
     /// The generation of revocation lists that the tunnels were asked by last.
     pub(super) seen_revocations: Cell<u64>,
     pub(super) draining: Cell<bool>,
-    /// When a connection last said that it waits.
-    pub(super) wait_told: Cell<Option<Instant>>,
+    /// That a connection waits.
+    pub(super) wait_told: Told,
     pub(super) identities: Arc<Identities>,
     pub(super) absent: Arc<Absent>,
     pub(super) hosts: Arc<Hosts>,
@@ -116,7 +117,7 @@ pub async fn run(seed: Seed) {
         revocations: seed.revocations,
         seen_revocations: Cell::new(0),
         draining: Cell::new(false),
-        wait_told: Cell::new(None),
+        wait_told: Told::default(),
         identities: seed.identities,
         absent: seed.absent,
         hosts: seed.hosts,

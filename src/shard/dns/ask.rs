@@ -47,7 +47,7 @@ type Attempt<'a> = Pin<Box<dyn Future<Output = Result<Vec<u8>, AskError>> + 'a>>
 impl PodWorld {
     /// The reply to a message, under the message's own id. Every server gets its turn, within the patience for all.
     pub async fn ask(&self, message: &[u8], servers: &[SocketAddr], over: Over) -> Result<Vec<u8>, AskError> {
-        let Some(_place) = self.dns.place() else {
+        let Some(_place) = self.dns.in_flight.take() else {
             bump(&self.shard.stats.engine.dns_crowded);
             return Err(AskError::Crowded);
         };
@@ -99,7 +99,7 @@ impl PodWorld {
         server: SocketAddr,
         mut take: impl AsyncFnMut(Vec<u8>) -> bool,
     ) -> Result<(), AskError> {
-        let _place = self.dns.place().ok_or(AskError::Crowded)?;
+        let _place = self.dns.in_flight.take().ok_or(AskError::Crowded)?;
         let patience = self.shard.settings.dns.patience;
         let failed = |error| AskError::Server { server, error };
         let open = async {

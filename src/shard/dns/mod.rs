@@ -20,6 +20,7 @@ pub use resolve::ResolveError;
 use crate::base::limits;
 use crate::base::net::canonical;
 use crate::base::text::Text;
+use crate::shard::places::Places;
 use crate::shard::pod::{PodWorld, within};
 use crate::shard::ready::give_way;
 use crate::shard::spares::Spares;
@@ -33,7 +34,8 @@ use crate::wire::dns::Query;
 pub struct PodDns {
     ports: RefCell<Vec<Rc<DnsPort>>>,
     cache: RefCell<Cache>,
-    in_flight: Rc<Cell<usize>>,
+    /// Queries that wait for a name server.
+    in_flight: Rc<Places>,
     /// The search domains of the namespace that asked last: a pod has one.
     search: RefCell<Option<(Text, Rc<[Text]>)>>,
     spares: Spares,
@@ -57,36 +59,6 @@ pub struct Datagram<'a> {
     pub from: SocketAddr,
 }
 
-/// A place among the queries of a pod that wait for a name server, until it is dropped.
-struct Place(Rc<Cell<usize>>);
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.0.set(self.0.get().saturating_sub(1));
-    }
-}
-
-/// Tells of one kind of trouble now and then.
-#[derive(Default)]
-pub struct Told {
-    at: Cell<Option<Instant>>,
-    kept_back: Cell<u64>,
-}
-
-impl Told {
-    /// How many lines were kept back since the last one, where it is time for another.
-    pub fn due(&self) -> Option<u64> {
-        let now = Instant::now();
-        let pause = Duration::from_millis(limits::DNS_TOLD_MS);
-        if self.at.get().is_some_and(|at| now.duration_since(at) < pause) {
-            self.kept_back.set(self.kept_back.get() + 1);
-            return None;
-        }
-        self.at.set(Some(now));
-        Some(self.kept_back.take())
-    }
-}
-
 impl DnsPort {
     /// Sends an answer. One that the kernel doesn't take is lost, as datagrams may be: its asker asks again.
     pub fn answer(&self, world: &PodWorld, message: &[u8], to: SocketAddr) {
@@ -107,7 +79,7 @@ impl PodDns {
         Ok(Self {
             ports: RefCell::new(ports),
             cache: RefCell::default(),
-            in_flight: Rc::default(),
+            in_flight: Places::new(limits::DNS_IN_FLIGHT),
             search: RefCell::default(),
             spares: Spares::new(udp::blank),
             conntrack: RefCell::default(),
@@ -128,14 +100,6 @@ impl PodDns {
         if !self.ports.take().is_empty() {
             tracing::info!(target: "ztunnel::dns", "shutting down the DNS server");
         }
-    }
-
-    fn place(&self) -> Option<Place> {
-        let waiting = self.in_flight.get();
-        (waiting < limits::DNS_IN_FLIGHT).then(|| {
-            self.in_flight.set(waiting + 1);
-            Place(self.in_flight.clone())
-        })
     }
 }
 
@@ -202,7 +166,7 @@ impl PodWorld {
 
     fn miss_conntrack(&self, error: &std::io::Error) {
         self.dns.untracked.set(!listener::is_descriptor_shortage(error));
-        if let Some(kept_back) = self.shard.dns_told.due() {
+        if let Some(kept_back) = self.shard.dns_told.due(Instant::now(), limits::DNS_TOLD_MS) {
             tracing::info!(
                 target: "ztunnel::dns",
                 "connection tracking can't be asked ({error}): queries go to the name servers of resolv.conf, not to \
