@@ -1,12 +1,12 @@
 //! `ringway why`: asks a running proxy what would become of a connection.
 
-use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 
 use super::{Console, WhyArguments, exit};
+use crate::control::ask::ask;
 
 /// Bound of each step towards the admin port.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -39,21 +39,14 @@ fn get(admin: &str, path: &str) -> anyhow::Result<(u16, String)> {
         .ok()
         .and_then(|mut addresses| addresses.next())
         .with_context(|| format!("{admin:?} isn't HOST:PORT"))?;
-    let answer = exchange(address, path).with_context(|| format!("asking the admin port {address}"))?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("the admin port doesn't speak HTTP")?;
-    let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
-    Ok((status.context("the admin port doesn't speak HTTP")?, body.to_owned()))
+    exchange(address, path).with_context(|| format!("asking the admin port {address}"))
 }
 
-fn exchange(address: SocketAddr, path: &str) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+fn exchange(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
+    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-    stream.write_all(request.as_bytes())?;
-    let mut answer = String::new();
-    stream.take(ANSWER_BYTES).read_to_string(&mut answer)?;
-    Ok(answer)
+    ask(stream, "GET", path, ANSWER_BYTES)
 }
 
 /// For a query (RFC 3986 section 2.3).
@@ -71,6 +64,7 @@ fn encoded(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read, Write};
     use std::net::TcpListener;
 
     /// An admin port that gives one answer; the request's first line, the exit code and what was printed.

@@ -2,6 +2,7 @@
 //! agent, operators. Never imports `shard` or `path`.
 
 pub mod admin;
+pub mod ask;
 pub mod ca;
 pub mod cni;
 #[expect(clippy::module_inception, reason = "the thread itself; its parts stand beside it")]

@@ -1,8 +1,7 @@
 //! One node's proxy as a process in the node's namespace, and what can be seen of it from outside: readiness,
 //! metrics, dump, log lines, descriptors, memory, CPU time.
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -13,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::space::Space;
+use crate::control::ask::ask;
 
 pub const ADMIN_PORT: u16 = 15000;
 pub const METRICS_PORT: u16 = 15020;
@@ -113,7 +113,8 @@ impl NodeProxy {
         let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let stream =
             self.space.connect(to, Duration::from_secs(2)).with_context(|| format!("port {port}"))?;
-        exchange(stream, method, path)
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        Ok(ask(stream, method, path, u64::MAX)?)
     }
 
     pub fn dump(&self) -> Result<Value> {
@@ -216,19 +217,6 @@ impl Metrics {
         let matching = of_name.filter(|rest| labels.iter().all(|label| rest.contains(label)));
         matching.filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok()).sum()
     }
-}
-
-fn exchange(mut stream: TcpStream, method: &str, path: &str) -> Result<(u16, String)> {
-    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    // Version 1.0, so that the body ends with the connection and isn't chunked.
-    write!(stream, "{method} {path} HTTP/1.0\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n")?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
-    let answer = String::from_utf8_lossy(&answer);
-    let (head, body) = answer.split_once("\r\n\r\n").context("an answer without a head")?;
-    let status =
-        head.split(' ').nth(1).and_then(|code| code.parse().ok()).context("an answer without a status")?;
-    Ok((status, body.to_owned()))
 }
 
 #[cfg(test)]
