@@ -1,15 +1,18 @@
 //! The mesh that most tests use: client on node 1, server on node 2, both enrolled; a stranger outside the
 //! mesh.
 
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use ringway::demo::cluster::{Cluster, ClusterPlan};
-use ringway::demo::mesh_file::FileService;
+use ringway::demo::mesh_file::{FileService, FileWorkload};
 use ringway::demo::node::NodeProxy;
 use ringway::demo::topology::Pod;
+
+use crate::sockets::listeners;
 
 pub const VIP: &str = "10.77.200.1";
 pub const VIP6: &str = "fd77:0:0:200::1";
@@ -53,6 +56,17 @@ impl World {
         world
     }
 
+    /// With a pod `gateway` on node 2 that speaks HBONE by itself: no CNI, no proxy of ours.
+    pub fn start_with_gateway() -> (Self, Pod) {
+        let mut gateway = None;
+        let world = Self::start_with(&[], |world| {
+            let pod = world.cluster.plain_pod(2, "gateway").expect("the gateway's pod");
+            world.cluster.mesh.add(&pod, true);
+            gateway = Some(pod);
+        });
+        (world, gateway.expect("it was made before the proxies"))
+    }
+
     /// Pods and agents, no proxies yet.
     pub fn build(environment: &[(&str, &str)]) -> Self {
         let turn = Turn::take();
@@ -77,6 +91,22 @@ impl World {
 
     pub fn far(&self) -> &NodeProxy {
         self.cluster.proxy(2).expect("the proxy of node 2")
+    }
+
+    /// Another proxy takes node 1 over, which sees this as /etc/resolv.conf. The sockets of the killed one outlive it a
+    /// little, and what comes to them is lost, so their end is waited for.
+    pub fn take_over_with_resolv_conf(&mut self, text: &str, extra: &[(&str, &str)]) {
+        let file = self.cluster.directory().join("resolv.conf");
+        std::fs::write(&file, text).expect("writing resolv.conf");
+        let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\" \"$@\"", file.display());
+        let through = ["unshare", "--mount", "sh", "-c", &script];
+        let before = listeners(&self.client.space).len();
+        let mut successor = self.cluster.start_successor(1, &through, extra).expect("a successor");
+        successor.wait_ready(2 * STEP).expect("the successor gets ready");
+        drop(self.cluster.take_over(1, successor));
+        crate::eventually("only the successor listens", STEP, || {
+            listeners(&self.client.space).len() == before
+        });
     }
 
     /// Changes the mesh file and waits until both proxies show that they read it.
@@ -133,6 +163,35 @@ pub fn try_dial(from: &Pod, to: SocketAddr) -> std::io::Result<TcpStream> {
     stream.set_write_timeout(Some(STEP))?;
     stream.set_nodelay(true)?;
     Ok(stream)
+}
+
+/// Says `word` to an echo and hears it, then its end; where it called from.
+#[track_caller]
+pub fn talk(from: &Pod, to: SocketAddr, word: &str) -> SocketAddr {
+    let mut stream = dial(from, to);
+    stream.write_all(word.as_bytes()).expect("saying it");
+    stream.shutdown(Shutdown::Write).expect("an end");
+    let mut heard = String::new();
+    stream.read_to_string(&mut heard).expect("an answer");
+    assert_eq!(heard, word, "{to}");
+    stream.local_addr().expect("an address")
+}
+
+/// A workload of another network without an address: `gateway` leads there.
+pub fn beyond(gateway: &Pod, serves: Vec<(String, u16, u16)>) -> FileWorkload {
+    FileWorkload {
+        name: "horizon".to_owned(),
+        service_account: "horizon".to_owned(),
+        trust_domain: "cluster.local".to_owned(),
+        node: 9,
+        addresses: Vec::new(),
+        hbone: true,
+        serves,
+        extra: vec![
+            "network: remote".to_owned(),
+            format!("networkGateway: {{destination: \"remote/{}\", hboneMtlsPort: 15008}}", gateway.v4),
+        ],
+    }
 }
 
 /// The proxy under test: RINGWAY_BIN, else the `ringway` beside this test in the target directory.

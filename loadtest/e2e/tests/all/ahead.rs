@@ -16,16 +16,6 @@ const IDENTITY: &str = "spiffe://cluster.local/ns/default/sa/gateway";
 const FIRST: usize = 3_000;
 const REST: usize = 100_000;
 
-fn world() -> (World, ringway::demo::topology::Pod) {
-    let mut gateway = None;
-    let world = World::start_with(&[], |world| {
-        let pod = world.cluster.plain_pod(2, "gateway").unwrap();
-        world.cluster.mesh.add(&pod, true);
-        gateway = Some(pod);
-    });
-    (world, gateway.unwrap())
-}
-
 /// Waits a moment for the first payload before it answers, then echoes everything. True: the payload was there.
 async fn hear_then_echo(mut call: Call) -> bool {
     let ahead = tokio::time::timeout(Duration::from_millis(300), call.body.data()).await;
@@ -65,7 +55,7 @@ fn talk(world: &World, to: std::net::SocketAddr) {
 
 #[test]
 fn the_far_side_hears_the_application_before_it_answers() {
-    let (world, gateway) = world();
+    let (world, gateway) = World::start_with_gateway();
     let heard = Arc::new(AtomicBool::new(false));
     let told = heard.clone();
     let _server = HboneServer::start(&gateway, &world.cluster.authority(), IDENTITY, move |call| {
@@ -88,7 +78,7 @@ fn the_far_side_hears_the_application_before_it_answers() {
 
 #[test]
 fn what_a_refused_request_carried_is_carried_by_the_next_one() {
-    let (world, gateway) = world();
+    let (world, gateway) = World::start_with_gateway();
     let _server = HboneServer::start(&gateway, &world.cluster.authority(), IDENTITY, |mut call| {
         Box::pin(async move {
             if call.number == 0 {
@@ -104,7 +94,7 @@ fn what_a_refused_request_carried_is_carried_by_the_next_one() {
 
 #[test]
 fn what_a_lost_tunnel_may_have_delivered_is_not_sent_again() {
-    let (world, gateway) = world();
+    let (world, gateway) = World::start_with_gateway();
     let heard = Arc::new(AtomicUsize::new(0));
     let told = heard.clone();
     let _server = HboneServer::start(&gateway, &world.cluster.authority(), IDENTITY, move |mut call| {
@@ -132,7 +122,7 @@ fn what_a_lost_tunnel_may_have_delivered_is_not_sent_again() {
 
 #[test]
 fn a_denied_call_is_reset_and_counts_no_bytes() {
-    let (world, gateway) = world();
+    let (world, gateway) = World::start_with_gateway();
     let _server = HboneServer::start(&gateway, &world.cluster.authority(), IDENTITY, |mut call| {
         Box::pin(async move {
             let _ = tokio::time::timeout(Duration::from_millis(300), call.body.data()).await;

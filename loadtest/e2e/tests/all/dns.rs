@@ -319,18 +319,10 @@ fn by_resolv_conf_the_second_name_server_is_asked_when_the_first_is_silent_or_re
         _ => vec![],
     });
     let other = NameServer::start(&second, ordinary);
-    let file = world.cluster.directory().join("resolv.conf");
     let text = format!("nameserver {}\nnameserver {}\noptions timeout:1\n", names.v4, second.v4);
-    std::fs::write(&file, text).unwrap();
-    let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\" \"$@\"", file.display());
-    let through = ["unshare", "--mount", "sh", "-c", &script];
-    let extra = [("RINGWAY_DNS_UPSTREAM", "resolv.conf")];
-    let mut successor = world.cluster.start_successor(1, &through, &extra).unwrap();
-    successor.wait_ready(Duration::from_secs(20)).unwrap();
-    drop(world.cluster.take_over(1, successor));
+    world.take_over_with_resolv_conf(&text, &[("RINGWAY_DNS_UPSTREAM", "resolv.conf")]);
     // Whom it asks makes no difference.
     let nowhere: SocketAddr = "10.77.99.99:53".parse().unwrap();
-    // The sockets of a killed process outlive it a little, and what comes to them is lost.
     eventually("only the successor answers", STEP, || {
         let web = query(9, "web.default.svc.cluster.local", A);
         (0..8).all(|_| ask(&world.client, nowhere, &web, Duration::from_millis(200)).is_some())

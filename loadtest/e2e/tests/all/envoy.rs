@@ -66,14 +66,7 @@ fn envoy_tunnels_to_our_inbound() {
 
 #[test]
 fn our_outbound_tunnels_to_envoy() {
-    let mut gateway = None;
-    let world = World::start_with(&[], |world| {
-        // A workload that speaks HBONE by itself: no CNI, no proxy of ours.
-        let pod = world.cluster.plain_pod(2, "gateway").unwrap();
-        world.cluster.mesh.add(&pod, true);
-        gateway = Some(pod);
-    });
-    let gateway = gateway.unwrap();
+    let (world, gateway) = World::start_with_gateway();
     let app = Server::start(&gateway, APP_PORT, echo);
     let baseline = Baseline::take(&world);
     let papers = papers(&world.cluster.authority(), "spiffe://cluster.local/ns/default/sa/gateway");

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use ringway::demo::mesh_file::{FileService, FileWorkload, MeshFile, deny};
+use ringway::demo::mesh_file::{FileService, MeshFile, deny};
 use ringway::demo::topology::Pod;
 use ringway_e2e::baseline::Baseline;
 use ringway_e2e::envoy::Envoy;
@@ -11,7 +11,7 @@ use ringway_e2e::hbone::{HBONE_PORT, papers};
 use ringway_e2e::http::{http_echo, request};
 use ringway_e2e::lines::{self, number, text};
 use ringway_e2e::serve::Server;
-use ringway_e2e::world::{APP_PORT, STEP, World};
+use ringway_e2e::world::{APP_PORT, STEP, World, beyond};
 use ringway_e2e::{eventually, pattern};
 
 use crate::envoy_waypoint::start_sandwich;
@@ -135,19 +135,7 @@ fn near_view(mesh: &mut MeshFile, gateway: &Pod, expected: &str) {
         workload.extra.push("network: near".to_owned());
     }
     mesh.services.clear();
-    let mut horizon = FileWorkload {
-        name: "horizon".to_owned(),
-        service_account: "horizon".to_owned(),
-        trust_domain: "cluster.local".to_owned(),
-        node: 9,
-        addresses: Vec::new(),
-        hbone: true,
-        serves: Vec::new(),
-        extra: vec![
-            "network: remote".to_owned(),
-            format!("networkGateway: {{destination: \"remote/{}\", hboneMtlsPort: 15008}}", gateway.v4),
-        ],
-    };
+    let mut horizon = beyond(gateway, Vec::new());
     for (name, vip) in [("far", FAR_VIP), ("private", PRIVATE_VIP)] {
         let mut service = FileService::new(name, &[&format!("near/{vip}")], &[(80, APP_PORT)]);
         service.extra.push(format!("subjectAltNames: [\"{expected}\"]"));

@@ -15,7 +15,7 @@ use ringway_e2e::hbone::{HBONE_PORT, HbonePeer, connect};
 use ringway_e2e::hbone_server::{Call, HboneServer};
 use ringway_e2e::lines::{self, number, text};
 use ringway_e2e::serve::{Server, digest, echo};
-use ringway_e2e::world::{APP_PORT, STEP, World, dial};
+use ringway_e2e::world::{APP_PORT, STEP, World, beyond, dial, talk};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const FAR_VIP: &str = "10.77.201.1";
@@ -34,19 +34,7 @@ fn with_gateway(name: &str) -> (World, Pod) {
         mesh.add(&pod, true).extra.push("network: remote".to_owned());
         let mut service = FileService::new("far", &[FAR_VIP], &[(80, APP_PORT)]);
         service.extra.push(format!("subjectAltNames: [\"{name}\"]"));
-        mesh.workloads.push(FileWorkload {
-            name: "horizon".to_owned(),
-            service_account: "horizon".to_owned(),
-            trust_domain: "cluster.local".to_owned(),
-            node: 9,
-            addresses: Vec::new(),
-            hbone: true,
-            serves: vec![(service.hostname(), 80, APP_PORT)],
-            extra: vec![
-                "network: remote".to_owned(),
-                format!("networkGateway: {{destination: \"remote/{}\", hboneMtlsPort: 15008}}", pod.v4),
-            ],
-        });
+        mesh.workloads.push(beyond(&pod, vec![(service.hostname(), 80, APP_PORT)]));
         mesh.services.push(service);
         gateway = Some(pod);
     });
@@ -115,18 +103,6 @@ async fn hand_on(mut call: Call, onward: std::net::TcpStream) {
         let _ = send.send_data(Bytes::new(), true);
     };
     tokio::join!(up, down);
-}
-
-/// Says `word` through a service and hears it.
-#[track_caller]
-fn talk(from: &Pod, to: SocketAddr, word: &str) -> SocketAddr {
-    let mut stream = dial(from, to);
-    stream.write_all(word.as_bytes()).unwrap();
-    stream.shutdown(Shutdown::Write).unwrap();
-    let mut heard = String::new();
-    stream.read_to_string(&mut heard).unwrap();
-    assert_eq!(heard, word, "{to}");
-    stream.local_addr().unwrap()
 }
 
 #[test]

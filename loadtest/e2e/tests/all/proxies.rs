@@ -283,13 +283,7 @@ fn names_beyond_the_mesh_are_asked_of_name_servers() {
             _ => vec![Say::Reply(reply(&heard.message, 3, &[]))],
         }
     });
-    let file = world.cluster.directory().join("resolv.conf");
-    std::fs::write(&file, format!("nameserver {}\noptions timeout:1\n", names.v4)).unwrap();
-    let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\" \"$@\"", file.display());
-    let mut successor =
-        world.cluster.start_successor(1, &["unshare", "--mount", "sh", "-c", &script], &[]).unwrap();
-    successor.wait_ready(2 * STEP).unwrap();
-    drop(world.cluster.take_over(1, successor));
+    world.take_over_with_resolv_conf(&format!("nameserver {}\noptions timeout:1\n", names.v4), &[]);
     let app = Server::start(&world.stranger, APP_PORT, echo);
     let (mut stream, status, _) = connect(&world.client, &format!("Far.Example:{APP_PORT}"), b"");
     assert_eq!(status, 200);

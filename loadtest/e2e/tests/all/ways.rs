@@ -2,26 +2,14 @@
 //! v6; the server always sees the client's own address.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr};
+use std::net::SocketAddr;
 
 use ringway::demo::topology::Pod;
 use ringway::demo::wire_tap::WireTap;
 use ringway_e2e::baseline::Baseline;
 use ringway_e2e::lines::{self, number, text};
 use ringway_e2e::serve::{Server, echo};
-use ringway_e2e::world::{APP_PORT, World, dial, service, service6};
-
-/// Says `word` to an echo and hears it, then its end.
-#[track_caller]
-fn talk(from: &Pod, to: SocketAddr, word: &str) -> SocketAddr {
-    let mut stream = dial(from, to);
-    stream.write_all(word.as_bytes()).unwrap();
-    stream.shutdown(Shutdown::Write).unwrap();
-    let mut heard = String::new();
-    stream.read_to_string(&mut heard).unwrap();
-    assert_eq!(heard, word, "{to}");
-    stream.local_addr().unwrap()
-}
+use ringway_e2e::world::{APP_PORT, World, dial, service, service6, talk};
 
 #[test]
 fn hbone_by_pod_and_by_service_in_both_families_with_identities_and_equal_byte_counts() {
