@@ -10,12 +10,12 @@ use bytes::Bytes;
 use ringway::demo::mesh_file::{FileService, FileWorkload};
 use ringway::demo::topology::Pod;
 use ringway_e2e::baseline::Baseline;
-use ringway_e2e::block_on;
 use ringway_e2e::hbone::{HBONE_PORT, HbonePeer, connect};
 use ringway_e2e::hbone_server::{Call, HboneServer};
 use ringway_e2e::lines::{self, number, text};
 use ringway_e2e::serve::{Server, digest, echo};
 use ringway_e2e::world::{APP_PORT, STEP, World, beyond, dial, talk};
+use ringway_e2e::{block_on, eventually};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 const FAR_VIP: &str = "10.77.201.1";
@@ -157,13 +157,13 @@ fn connections_spread_over_what_is_behind_the_gateway() {
     let calls = seen.calls.load(Ordering::Relaxed);
     assert!((12..60).contains(&calls), "{calls} inner tunnels for 200 connections");
     // The application is called at the address that the inner tunnel came to: v4 and v6 tell the backends apart.
-    let inbound = world.far().access_lines().unwrap();
     let by = |six: bool| {
-        let of = |line: &&serde_json::Value| {
+        let of = |line: &serde_json::Value| {
             line["message"] == "connection complete" && text(line, "dst.addr").starts_with('[') == six
         };
-        inbound.iter().filter(of).count()
+        world.far().access_lines().unwrap().iter().filter(|line| of(line)).count()
     };
+    eventually("a line for each", STEP, || by(false) + by(true) >= 200);
     let (four, six) = (by(false), by(true));
     assert!(four.min(six) >= 40, "{four} and {six} of {}", app.peers().len());
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ringway::demo::mesh_file::{FileService, deny};
+use ringway::demo::node::NodeProxy;
 use ringway::demo::topology::Pod;
 use ringway_e2e::baseline::Baseline;
 use ringway_e2e::eventually;
@@ -59,11 +60,16 @@ fn talk(from: &Pod, to: SocketAddr, word: &str) -> Result<SocketAddr, String> {
     }
 }
 
-/// The completion lines of connections to the service.
-fn completions(world: &World) -> Vec<Value> {
-    let mut lines = world.near().access_lines().unwrap();
-    lines.retain(|line| line["message"] == "connection complete" && line["direction"] == "outbound");
-    lines
+/// The completion lines of one direction in a proxy's log, once so many are there: a line is written a moment after
+/// its connection's end.
+fn completions(proxy: &NodeProxy, direction: &str, enough: usize) -> Vec<Value> {
+    let lines = || {
+        let mut lines = proxy.access_lines().unwrap();
+        lines.retain(|line| line["message"] == "connection complete" && line["direction"] == direction);
+        lines
+    };
+    eventually("enough lines", STEP, || lines().len() >= enough);
+    lines()
 }
 
 #[test]
@@ -77,7 +83,7 @@ fn endpoints_that_cannot_be_reached_are_gone_around() {
     }
     lines::wait_for(world.near(), "a second try", |line| line["attempts"].as_u64().is_some());
     baseline.is_back(&world);
-    let lines = completions(&world);
+    let lines = completions(world.near(), "outbound", 30);
     assert_eq!(lines.len(), 30, "one line a connection");
     assert!(lines.iter().all(|line| line.get("error").is_none() && text(line, "dst.workload") == "server"));
     let tries = |count: u64| lines.iter().filter(|line| line["attempts"] == count).count();
@@ -110,7 +116,8 @@ fn tries_are_counted_and_end() {
     assert!(failed > 5, "{failed}");
     let error = "io error: Connection refused (os error 111)";
     lines::wait_for(world.near(), error, |line| line["attempts"] == 2 && text(line, "error") == error);
-    assert!(completions(&world).iter().all(|line| line["attempts"].as_u64().unwrap_or(1) <= 2));
+    let lines = completions(world.near(), "outbound", 20);
+    assert!(lines.iter().all(|line| line["attempts"].as_u64().unwrap_or(1) <= 2));
 }
 
 #[test]
@@ -123,18 +130,18 @@ fn a_denial_and_a_pods_own_address_are_tried_once() {
     let line = lines::wait_for(world.near(), "by address", |line| !text(line, "error").is_empty());
     assert!(line.get("attempts").is_none(), "{line}");
     world.change_policies(vec![deny("no-client", "cluster.local/ns/default/sa/client")]);
-    let before = completions(&world).len();
-    let is_denied = |line: &&Value| text(line, "error") == "http status: 401 Unauthorized";
-    let denials = || completions(&world).iter().filter(is_denied).count();
+    let before = completions(world.near(), "outbound", 1).len();
     for _ in 0..10 {
         assert!(talk(&world.client, many(), "x").is_err());
     }
-    eventually("ten lines more", STEP, || completions(&world).len() == before + 10);
-    assert_eq!(denials(), 10, "{:?}", completions(&world));
-    let inbound = world.far().access_lines().unwrap();
+    let outbound = completions(world.near(), "outbound", before + 10);
+    let denials =
+        outbound.iter().filter(|line| text(line, "error") == "http status: 401 Unauthorized").count();
+    assert_eq!(denials, 10, "{outbound:?}");
+    let inbound = completions(world.far(), "inbound", denials);
     let rejections = inbound.iter().filter(|line| text(line, "error").contains("policy rejection")).count();
     // No connection was denied twice.
-    assert_eq!(rejections, denials());
+    assert_eq!(rejections, denials);
 }
 
 #[test]
