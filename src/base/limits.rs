@@ -59,9 +59,9 @@ pub const TUNNEL_BACKLOG_BYTES: usize = 4 << 20;
 /// Descriptors that shards leave to the control thread: admin, metrics, readiness, the CNI agent's.
 pub const RESERVED_DESCRIPTORS: u64 = 64;
 /// How long a finished log line may wait for others before the writer gets them all.
-pub const LINES_WAIT_MS: u64 = 20;
+pub const LINES_WAIT_MS: u64 = 50;
 /// Blank sockets of one pod and family that are made ahead at once.
-pub const SPARE_SOCKETS: usize = 16;
+pub const SPARE_SOCKETS: usize = 32;
 /// Tunnels tried for one stream where each turns out full or going away.
 pub const TUNNEL_TRIES: usize = 4;
 // control: the control thread, the CNI agent, the certificate authority, the servers.

@@ -47,7 +47,7 @@ pub fn datagram(world: &Rc<PodWorld>, datagram: &Datagram<'_>) {
 
 /// Answers a connection's queries, in the order in which the answers are there (RFC 7766 section 6.2.1.1).
 pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
-    let server = original_destination(accepted.fd.as_fd()).ok().map(|captured| captured.0);
+    let server = original_destination(accepted.fd.as_fd(), accepted.source).ok().map(|captured| captured.0);
     let Ok(socket) = Socket::new(accepted.fd) else { return };
     let client = Rc::new(Client {
         socket,

@@ -72,7 +72,7 @@ impl Drop for Watched<'_> {
 }
 
 async fn shake(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Link> {
-    let local = original_destination(fd.as_fd()).ok()?.0;
+    let local = original_destination(fd.as_fd(), source).ok()?.0;
     let socket = Socket::new(fd).ok()?;
     let handshake = async {
         let (_, workload) = world.shard.local_workload(&world.pod.info).await?;

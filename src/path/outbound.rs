@@ -48,7 +48,7 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
 }
 
 async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Underway> {
-    let target = original_destination(fd.as_fd()).ok()?;
+    let target = original_destination(fd.as_fd(), source).ok()?;
     let app = Held::new(Socket::new(fd).ok()?);
     let there = Outbound { world, source, target, via: None }.arrive(&app).await.ok()?;
     there.join(world, app)

@@ -32,7 +32,7 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
 
 async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(Splice, Record, Entered)> {
     let shard = &world.shard;
-    let target = original_destination(fd.as_fd()).ok()?;
+    let target = original_destination(fd.as_fd(), source).ok()?;
     let held = Held::new(Socket::new(fd).ok()?);
     let Entrance { record, entered, closer, local } = match enter(world, source, target).await {
         Ok(entered) => entered,

@@ -30,7 +30,7 @@ use crate::sys::proc::DescriptorRoom;
 use crate::tls::revocation::Revocations;
 
 /// Lines are handed to the writer in chunks of about this size, or after `limits::LINES_WAIT_MS`.
-const LINES_BYTES: usize = 16 * 1024;
+const LINES_BYTES: usize = 64 * 1024;
 
 /// Where accepted connections go. `path` fills this in, since a shard must not know it.
 #[derive(Clone, Copy)]
@@ -178,7 +178,10 @@ impl Shard {
     }
 
     pub(super) fn hand_over_lines(&self) {
-        let (bytes, count) = self.unwritten.take();
+        let mut unwritten = self.unwritten.borrow_mut();
+        // As much again is likely; a tick without lines gives it back.
+        let next = Vec::with_capacity(unwritten.0.len());
+        let (bytes, count) = std::mem::replace(&mut *unwritten, (next, 0));
         if count > 0 {
             self.lines.send(Lines { bytes, count });
         }

@@ -9,7 +9,7 @@ pub mod io;
 pub mod lend;
 pub mod listener;
 pub mod netns;
-mod option;
+pub mod option;
 pub mod origdst;
 pub mod proc;
 pub mod ring;

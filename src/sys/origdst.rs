@@ -1,27 +1,22 @@
 //! Where a captured connection wanted to go, before netfilter turned it to us.
 
-use std::io;
-use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 
 use socket2::SockRef;
 
-use crate::base::net::{Captured, canonical};
+use crate::base::net::{Captured, Source};
+use crate::sys::io;
 
-/// The destination the application used: conntrack's record of a REDIRECT (SO_ORIGINAL_DST, or
+/// The destination that the application behind `source` used: conntrack's record of a REDIRECT (SO_ORIGINAL_DST, or
 /// IP6T_SO_ORIGINAL_DST for IPv6), else the socket's own local address, which under TPROXY is the same thing.
-pub fn original_destination(fd: BorrowedFd<'_>) -> io::Result<Captured> {
+pub fn original_destination(fd: BorrowedFd<'_>, source: Source) -> std::io::Result<Captured> {
     let socket = SockRef::from(&fd);
-    let local = socket.local_addr()?.as_socket();
     // Asked by the connection's real family: the IPv4 look-up of an IPv6 connection would use a made-up
     // address.
-    let recorded = match local.map(canonical) {
-        Some(SocketAddr::V6(_)) => socket.original_dst_v6(),
-        Some(SocketAddr::V4(_)) | None => socket.original_dst_v4(),
-    };
-    match recorded.ok().and_then(|addr| addr.as_socket()).or(local) {
-        Some(addr) => Ok(Captured::new(addr)),
-        None => Err(io::Error::new(io::ErrorKind::InvalidInput, "the socket has no internet address")),
+    let recorded = if source.ip().is_ipv4() { socket.original_dst_v4() } else { socket.original_dst_v6() };
+    match recorded.ok().and_then(|addr| addr.as_socket()) {
+        Some(recorded) => Ok(Captured::new(recorded)),
+        None => io::local(fd).map(Captured::new),
     }
 }
 
@@ -30,7 +25,7 @@ mod tests {
     use super::*;
     use crate::sys::listener::{ListenerPlan, accept, listen};
     use crate::sys::testing::{Space, wait_readable};
-    use std::net::TcpStream;
+    use std::net::{SocketAddr, TcpStream};
     use std::os::fd::AsFd;
 
     #[test]
@@ -56,8 +51,9 @@ mod tests {
                     let wanted: SocketAddr = wanted.parse().unwrap();
                     let _client = TcpStream::connect(wanted).unwrap();
                     wait_readable(listener.as_fd());
-                    let (fd, _) = accept(listener.as_fd()).unwrap();
-                    assert_eq!(original_destination(fd.as_fd()).unwrap(), Captured(wanted));
+                    let (fd, source) = accept(listener.as_fd()).unwrap();
+                    let found = original_destination(fd.as_fd(), Source::new(source)).unwrap();
+                    assert_eq!(found, Captured(wanted));
                 }
             })
             .unwrap();
@@ -66,6 +62,6 @@ mod tests {
     #[test]
     fn a_socket_without_internet_address_is_an_error() {
         let (one, _two) = std::os::unix::net::UnixStream::pair().unwrap();
-        assert!(original_destination(one.as_fd()).is_err());
+        assert!(original_destination(one.as_fd(), Source::new("10.0.0.1:1".parse().unwrap())).is_err());
     }
 }

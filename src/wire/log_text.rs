@@ -43,19 +43,17 @@ fn civil(days: u64) -> (u64, u64, u64) {
     (year, month, day)
 }
 
-/// `value` in exactly `width` digits.
-fn digits(value: u64, width: u32, out: &mut Vec<u8>) {
-    let mut place = 10_u64.pow(width - 1);
-    while place > 0 {
-        // One digit: the remainder fits.
-        out.push(b'0' + (value / place % 10).to_le_bytes()[0]);
-        place /= 10;
-    }
+/// `value` in at least `width` digits.
+fn digits(value: u64, width: usize, out: &mut Vec<u8>) {
+    let mut text = itoa::Buffer::new();
+    let text = text.format(value).as_bytes();
+    out.resize(out.len() + width.saturating_sub(text.len()), b'0');
+    out.extend_from_slice(text);
 }
 
 /// Appends a decimal number.
 pub fn write_number(value: u64, out: &mut Vec<u8>) {
-    digits(value, value.checked_ilog10().map_or(1, |log| log + 1), out);
+    digits(value, 1, out);
 }
 
 /// Appends `10.0.0.1:80` or `[fd00::1]:80`. By hand for IPv4: the library pads by way of a buffer of its own.
