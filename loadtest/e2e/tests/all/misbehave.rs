@@ -185,6 +185,8 @@ fn a_connection_is_held_through_wrong_certificates_until_a_right_one_comes() {
 fn a_control_plane_that_falls_silent_is_left_within_a_minute() {
     let world = StandinWorld::start(&[]);
     let _app = Server::start(&world.server, APP_PORT, echo);
+    // Certificates come from there too.
+    call(&world.client, service()).unwrap();
     let before = world.standin.accepted();
     // TCP goes on acknowledging; only HTTP/2's own pings can tell.
     world.standin.freeze(true);
