@@ -47,6 +47,8 @@ pub struct Cluster {
     pub control_plane: Option<ControlPlane>,
     /// Variables for the proxy of one node, which win over the plan's. Set before `start`.
     pub node_environment: Vec<(u8, String, String)>,
+    /// A command that `start` and `start_in_place` start the binary through, empty for none.
+    pub through: Vec<String>,
     plan: ClusterPlan,
     started: u32,
     directory: Directory,
@@ -70,6 +72,7 @@ impl Cluster {
             mesh,
             control_plane: None,
             node_environment: Vec::new(),
+            through: Vec::new(),
             plan,
             started: 0,
             directory,
@@ -102,7 +105,7 @@ impl Cluster {
         let nodes: Vec<_> =
             self.topology.nodes.iter().map(|node| (node.number, node.space.clone())).collect();
         for (number, space) in nodes {
-            let proxy = self.start_proxy(number, &space, &[], &[])?;
+            let proxy = self.start_at_home(number, &space)?;
             self.proxies.push((number, proxy));
         }
         for (_, proxy) in &mut self.proxies {
@@ -124,6 +127,13 @@ impl Cluster {
         self.start_proxy(node, &space, through, extra)
     }
 
+    /// In the node's own namespace.
+    fn start_at_home(&mut self, node: u8, space: &Space) -> Result<NodeProxy> {
+        let through = self.through.clone();
+        let through: Vec<_> = through.iter().map(String::as_str).collect();
+        self.start_proxy(node, space, &through, &[])
+    }
+
     fn start_proxy(
         &mut self,
         node: u8,
@@ -141,7 +151,7 @@ impl Cluster {
     pub fn start_in_place(&mut self, node: u8) -> Result<()> {
         self.proxies.retain(|(number, _)| *number != node);
         let space = self.topology.node(node)?.space.clone();
-        let proxy = self.start_proxy(node, &space, &[], &[])?;
+        let proxy = self.start_at_home(node, &space)?;
         self.proxies.push((node, proxy));
         Ok(())
     }

@@ -5,9 +5,10 @@ use std::net::{Ipv4Addr, SocketAddr};
 use ringway::demo::cluster::{Cluster, ClusterPlan, ControlPlane};
 use ringway::demo::node::NodeProxy;
 use ringway::demo::topology::Pod;
+use ringway::tls::cert::Authority;
 
 use crate::istiod::{ISTIOD_NAME, Istiod, IstiodPlan};
-use crate::world::{APP_PORT, SERVICE_PORT, Turn, VIP, binary, owned, tell_last_words};
+use crate::world::{APP_PORT, SERVICE_PORT, Turn, VIP, binary, owned, tell_last_words, with_resolv_conf};
 
 /// Where istiod listens, on the bridge between the nodes.
 const ISTIOD: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 100);
@@ -53,6 +54,7 @@ impl IstioWorld {
         let mut objects: Vec<_> =
             cluster.topology.nodes.iter().map(|node| ztunnel(node.number, node.v4)).collect();
         objects.extend([pod(&client), pod(&server), web("server", VIP)]);
+        share_authority(&cluster);
         let istiod = Istiod::start(&IstiodPlan {
             space: &cluster.topology.wire,
             directory: cluster.directory(),
@@ -71,6 +73,11 @@ impl IstioWorld {
         Self { cluster, client, server, stranger, istiod, _turn: turn }
     }
 
+    /// The proxies that start from now on see this as /etc/resolv.conf.
+    pub fn set_resolv_conf(&mut self, text: &str) {
+        self.cluster.through = with_resolv_conf(&self.cluster, text);
+    }
+
     pub fn near(&self) -> &NodeProxy {
         self.cluster.proxy(1).expect("the proxy of node 1")
     }
@@ -83,6 +90,20 @@ impl IstioWorld {
 impl Drop for IstioWorld {
     fn drop(&mut self) {
         tell_last_words(&self.cluster);
+    }
+}
+
+/// istiod signs with the cluster's own authority, so that peers of tests can have papers of it too.
+fn share_authority(cluster: &Cluster) {
+    Authority::open(&cluster.authority(), "cluster.local").expect("an authority");
+    let text =
+        std::fs::read_to_string(cluster.authority().join("authority.pem")).expect("the authority's file");
+    let (key, root) =
+        text.split_at(text.find("-----BEGIN CERTIFICATE").expect("a certificate after the key"));
+    let directory = cluster.directory().join("istiod/ca");
+    std::fs::create_dir_all(&directory).expect("a directory for istiod's authority");
+    for (name, text) in [("ca-key.pem", key), ("root-cert.pem", root), ("ca-cert.pem", root)] {
+        std::fs::write(directory.join(name), text).expect("writing istiod's authority");
     }
 }
 
@@ -124,4 +145,15 @@ pub fn deny(app: &str, account: &str) -> String {
          selector: {{matchLabels: {{app: {app}}}}}\n  \
          rules: [{{from: [{{source: {{principals: [cluster.local/ns/default/sa/{account}]}}}}]}}]\n"
     )
+}
+
+/// Objects with the pods' addresses put in: `$NAME` and, IPv6, `$NAME6`.
+pub fn filled(yaml: &str, pods: &[&Pod]) -> String {
+    let mut text = yaml.to_owned();
+    for pod in pods {
+        text = text.replace(&format!("${}6", pod.name), &pod.v6.to_string());
+        text = text.replace(&format!("${}", pod.name), &pod.v4.to_string());
+    }
+    assert!(!text.contains('$'), "a place wasn't filled: {text}");
+    text
 }

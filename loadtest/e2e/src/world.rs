@@ -96,10 +96,8 @@ impl World {
     /// Another proxy takes node 1 over, which sees this as /etc/resolv.conf. The sockets of the killed one outlive it a
     /// little, and what comes to them is lost, so their end is waited for.
     pub fn take_over_with_resolv_conf(&mut self, text: &str, extra: &[(&str, &str)]) {
-        let file = self.cluster.directory().join("resolv.conf");
-        std::fs::write(&file, text).expect("writing resolv.conf");
-        let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\" \"$@\"", file.display());
-        let through = ["unshare", "--mount", "sh", "-c", &script];
+        let through = with_resolv_conf(&self.cluster, text);
+        let through: Vec<_> = through.iter().map(String::as_str).collect();
         let before = listeners(&self.client.space).len();
         let mut successor = self.cluster.start_successor(1, &through, extra).expect("a successor");
         successor.wait_ready(2 * STEP).expect("the successor gets ready");
@@ -121,6 +119,14 @@ impl World {
             });
         }
     }
+}
+
+/// A command through which a program sees this as /etc/resolv.conf.
+pub(crate) fn with_resolv_conf(cluster: &Cluster, text: &str) -> Vec<String> {
+    let file = cluster.directory().join("resolv.conf");
+    std::fs::write(&file, text).expect("writing resolv.conf");
+    let script = format!("mount --bind {} /etc/resolv.conf && exec \"$0\" \"$@\"", file.display());
+    ["unshare", "--mount", "sh", "-c", &script].map(str::to_owned).to_vec()
 }
 
 /// What the proxies said last, where a test fails.

@@ -27,6 +27,8 @@ mod hostile;
 mod istio;
 #[path = "all/istio_policy.rs"]
 mod istio_policy;
+#[path = "all/istio_routes.rs"]
+mod istio_routes;
 #[path = "all/istiod_peer.rs"]
 mod istiod_peer;
 #[path = "all/kernel.rs"]

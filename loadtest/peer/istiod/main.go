@@ -41,6 +41,7 @@ type flags struct {
 	listen, plain, control string
 	objects                paths
 	store, out, ca         string
+	mesh                   string
 	usualLife, longestLife time.Duration
 	maxAge                 time.Duration
 	verbose                bool
@@ -64,6 +65,7 @@ func main() {
 	flag.DurationVar(&given.usualLife, "cert-ttl", 24*time.Hour, "life of a certificate whose request names none")
 	flag.DurationVar(&given.longestLife, "max-cert-ttl", 90*24*time.Hour, "a request for more is refused")
 	flag.DurationVar(&given.maxAge, "max-age", keepalive.Infinity, "connections over TLS end after about this")
+	flag.StringVar(&given.mesh, "mesh-config", "", "istio's mesh config, in YAML; its defaults if empty")
 	flag.BoolVar(&given.verbose, "verbose", false, "istio's log at level info")
 	flag.Parse()
 	if given.out == "" {
@@ -161,7 +163,11 @@ func serve(given flags, client kube.Client, authority *ca.IstioCA, desk *control
 	if err != nil {
 		return err
 	}
-	options := xds.FakeOptions{KubeClientBuilder: sameClient(client)}
+	settings, err := mesh.ApplyMeshConfigDefaults(given.mesh)
+	if err != nil {
+		return err
+	}
+	options := xds.FakeOptions{KubeClientBuilder: sameClient(client), MeshConfig: settings}
 	if given.plain != "" {
 		options.ListenerBuilder = func() (net.Listener, error) { return listen("plain", given.plain) }
 	}
@@ -172,7 +178,7 @@ func serve(given flags, client kube.Client, authority *ca.IstioCA, desk *control
 	authenticators := []security.Authenticator{
 		&authenticate.ClientCertAuthenticator{},
 		kubeauth.NewKubeJWTAuthenticator(
-			meshwatcher.NewTestWatcher(mesh.DefaultMeshConfig()), client.Kube(), cluster, nil, nil),
+			meshwatcher.NewTestWatcher(settings), client.Kube(), cluster, nil, nil),
 	}
 	server.Discovery.Authenticators = authenticators
 	clusters := multicluster.NewFakeController()
@@ -190,8 +196,7 @@ func serve(given flags, client kube.Client, authority *ca.IstioCA, desk *control
 	}
 	life := keepalive.DefaultOption()
 	life.MaxServerConnectionAge = given.maxAge
-	settings := istiogrpc.ServerOptions(life, func(int64) {})
-	over := grpc.NewServer(append(settings, grpc.Creds(credentials.NewTLS(config)))...)
+	over := grpc.NewServer(append(istiogrpc.ServerOptions(life, func(int64) {}), grpc.Creds(credentials.NewTLS(config)))...)
 	server.Discovery.Register(over)
 	certificates.Register(over)
 	go func() { fatal(fmt.Sprint("TLS port: ", over.Serve(secure))) }()
