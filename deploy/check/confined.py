@@ -1,7 +1,7 @@
 """The seccomp profile: it grants no more than the runtime's default and io_uring, and the proxy runs under it.
 
-The second is tried with a container runtime (runc), the DaemonSet's rights and read-only root, as a kubelet would
-start it: the proxy must come up on io_uring, and with the runtime's default profile on epoll, with its warning.
+The second is tried with the runtime that kubelets use (runc), on the image's own files, with the DaemonSet's rights and
+read-only root: the proxy must come up on io_uring, and with the runtime's default profile on epoll, with its warning.
 """
 
 import json
@@ -17,8 +17,6 @@ DEPLOY = Path(__file__).resolve().parent.parent
 PROFILE = DEPLOY / "seccomp" / "ringway.json"
 RIGHTS = ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_NET_RAW"]
 RING = {"io_uring_setup", "io_uring_enter", "io_uring_register"}
-# What the machine lends to the container, read-only: the C library.
-LIBRARIES = ["/lib", "/lib64", "/usr/lib"]
 START_S = 120
 
 
@@ -59,29 +57,23 @@ def flat(default):
     return {"defaultAction": default["defaultAction"], "syscalls": [rule for rule in rules if rule["names"]]}
 
 
-def container(binary, profile, environment):
+def container(profile, environment):
     """The configuration of an OCI container like the DaemonSet's."""
-    libraries = [path for path in LIBRARIES if Path(path).exists()]
-    mounts = [
-        *({"destination": path, "source": path, "options": ["bind", "ro"]} for path in libraries),
-        {"destination": "/ringway", "source": str(binary), "options": ["bind", "ro"]},
-        {"destination": "/proc", "type": "proc", "source": "proc"},
-        {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"},
-        {"destination": "/etc/resolv.conf", "source": "/etc/resolv.conf", "options": ["bind", "ro"]},
-    ]
-    allowed = {kind: RIGHTS for kind in ("bounding", "effective", "permitted")}
     return {
         "ociVersion": "1.0.2",
         "process": {
             "user": {"uid": 0, "gid": 1337},
-            "args": ["/ringway", "proxy", "ztunnel"],
+            "args": ["/usr/local/bin/ztunnel", "proxy", "ztunnel"],
             "env": [f"{name}={value}" for name, value in environment.items()],
             "cwd": "/",
-            "capabilities": allowed,
+            "capabilities": {kind: RIGHTS for kind in ("bounding", "effective", "permitted")},
             "noNewPrivileges": False,
         },
         "root": {"path": "root", "readonly": True},
-        "mounts": [{"type": "none", **mount} for mount in mounts],
+        "mounts": [
+            {"destination": "/proc", "type": "proc", "source": "proc"},
+            {"destination": "/tmp", "type": "tmpfs", "source": "tmpfs"},
+        ],
         "linux": {
             "namespaces": [{"type": kind} for kind in ("mount", "pid", "network", "ipc", "uts")],
             "seccomp": profile,
@@ -93,11 +85,11 @@ def first_words(binary, profile, end):
     """What the proxy says in a container with this profile, up to a line with `end`."""
     environment = {"FAKE_CA": "true", "RINGWAY_CA_DIR": "/tmp/ca", "XDS_ADDRESS": "", "INPOD_UDS": "/tmp/none"}
     with tempfile.TemporaryDirectory() as folder:
-        for path in ("lib", "lib64", "usr/lib", "proc", "tmp", "etc"):
-            (Path(folder) / "root" / path).mkdir(parents=True)
-        for file in ("ringway", "etc/resolv.conf"):
-            (Path(folder) / "root" / file).touch()
-        (Path(folder) / "config.json").write_text(json.dumps(container(binary, profile, environment)))
+        root = Path(folder) / "root"
+        subprocess.run([DEPLOY / "image" / "rootfs.sh", binary, root], check=True)
+        # The kubelet's.
+        (root / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
+        (Path(folder) / "config.json").write_text(json.dumps(container(profile, environment)))
         name = f"ringway-check-{os.getpid()}"
         with open(Path(folder) / "log", "w+") as log:
             command = ["runc", "run", "--bundle", folder, name]

@@ -1,9 +1,6 @@
 # The tools of the checks, each installed once into RINGWAY_CACHE. To be sourced after needs.sh.
 
 HELM_VERSION=v3.22.0
-# Modules of Go that are read, not built: resource definitions, and the seccomp profile of container runtimes.
-OPERATOR=github.com/prometheus-operator/prometheus-operator@v0.85.0
-PROFILES=github.com/moby/profiles/seccomp@v0.3.0
 
 # Built from its Go module: a few minutes with an empty cache of Go's.
 need_helm() {
@@ -46,7 +43,7 @@ need_promtool() {
     mv "$fresh/usr/bin/promtool" "$PROMTOOL" && rm -rf "$fresh"
 }
 
-# The folder of a Go module, downloaded by Go where it isn't there yet.
+# The folder of a Go module that is read, not built; downloaded by Go where it isn't there yet.
 module() {
     (cd "${TMPDIR:-/tmp}" && go mod download -json "$1") | sed -n 's/.*"Dir": "\(.*\)".*/\1/p'
 }
