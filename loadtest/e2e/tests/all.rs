@@ -13,6 +13,8 @@ mod close;
 mod dns;
 #[path = "all/dns_trouble.rs"]
 mod dns_trouble;
+#[path = "all/endings.rs"]
+mod endings;
 #[path = "all/envoy.rs"]
 mod envoy;
 #[path = "all/envoy_gateway.rs"]
@@ -27,6 +29,8 @@ mod hostile;
 mod istio;
 #[path = "all/istio_policy.rs"]
 mod istio_policy;
+#[path = "all/istioctl.rs"]
+mod istioctl;
 #[path = "all/istiod_peer.rs"]
 mod istiod_peer;
 #[path = "all/kernel.rs"]
@@ -57,6 +61,8 @@ mod revoke;
 mod stall;
 #[path = "all/storm.rs"]
 mod storm;
+#[path = "all/surface.rs"]
+mod surface;
 #[path = "all/upgrade.rs"]
 mod upgrade;
 #[path = "all/volume.rs"]
