@@ -13,6 +13,8 @@ mod close;
 mod dns;
 #[path = "all/dns_trouble.rs"]
 mod dns_trouble;
+#[path = "all/endings.rs"]
+mod endings;
 #[path = "all/envoy.rs"]
 mod envoy;
 #[path = "all/envoy_gateway.rs"]
@@ -29,6 +31,8 @@ mod istio;
 mod istio_policy;
 #[path = "all/istio_routes.rs"]
 mod istio_routes;
+#[path = "all/istioctl.rs"]
+mod istioctl;
 #[path = "all/istiod_peer.rs"]
 mod istiod_peer;
 #[path = "all/kernel.rs"]
@@ -59,6 +63,8 @@ mod revoke;
 mod stall;
 #[path = "all/storm.rs"]
 mod storm;
+#[path = "all/surface.rs"]
+mod surface;
 #[path = "all/upgrade.rs"]
 mod upgrade;
 #[path = "all/volume.rs"]
