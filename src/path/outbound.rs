@@ -140,7 +140,7 @@ impl Outbound<'_> {
             Err(failure) => {
                 let (src, dst) = (self.source.0, self.target.0);
                 let denied = Denied { direction: Direction::Outbound, src, dst, name: None, via: self.via };
-                deny(shard, denied, &failure);
+                deny(self.world, denied, &failure);
                 return Err(failure);
             }
         };
@@ -174,7 +174,9 @@ impl Outbound<'_> {
         if let Arrived::Tunnel(reached) = &arrived {
             opening.learn(|about| learn(shard, reached, about));
         }
-        Ok(There { arrived, record: opening.open(), closer, entered, live })
+        let record = opening.open();
+        record.show_in(&entered);
+        Ok(There { arrived, record, closer, entered, live })
     }
 
     /// Where the connection goes, by one look at one snapshot, once the pod's own record is known.
@@ -271,6 +273,7 @@ impl Outbound<'_> {
             },
             closer: closer.clone(),
             subject: None,
+            detail: None,
         }
     }
 
@@ -278,6 +281,7 @@ impl Outbound<'_> {
         let tunnelled = plan.carrier != Carrier::Tcp;
         let destination_identity = plan.destination.as_deref().map(Workload::identity);
         About {
+            pod: self.world.tally.clone(),
             reporter: Reporter::Source,
             src_addr: self.source.0,
             dst_addr: plan.upstream.0,

@@ -7,16 +7,22 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::base::text::Text;
+use crate::base::limits;
+use crate::base::text::{Text, beginning};
+use crate::bridge::flow::{FlowEnd, FlowVerdict, Parties};
 use crate::mesh::identity::Identity;
-use crate::mesh::labels::{Labels, Party, Reporter, Security, ServiceLabels};
+use crate::mesh::labels::{Flag, Labels, Party, Reporter, Security, ServiceLabels};
 use crate::mesh::service::Service;
 use crate::mesh::workload::Workload;
 use crate::shard::Shard;
 use crate::shard::closer::CloseReason;
-use crate::shard::failure::Failure;
+use crate::shard::failure::{Failure, Status};
+use crate::shard::flows::{Describe, Ended};
 use crate::shard::meter::Meter;
+use crate::shard::pod::PodWorld;
 use crate::shard::relay::Ending;
+use crate::shard::table::Entered;
+use crate::shard::tally::Tally;
 use crate::wire::access_log::{AccessLine, Direction, End, Event, HboneAddr, Via};
 
 /// One end of a connection, as far as it is known.
@@ -31,6 +37,8 @@ pub struct Side {
 
 /// What is known of a connection when its record opens.
 pub struct About {
+    /// Whose connection it is.
+    pub pod: Rc<Tally>,
     pub reporter: Reporter,
     pub src_addr: SocketAddr,
     /// Outbound: the next hop. Inbound HBONE: the address of port 15008 that the tunnel came to.
@@ -48,7 +56,7 @@ pub struct About {
 /// See above.
 pub struct Record {
     shard: Rc<Shard>,
-    about: Box<About>,
+    about: Rc<About>,
     attempts: u32,
     meter: Rc<Meter>,
     closed: bool,
@@ -64,14 +72,20 @@ impl Record {
     pub fn open_since(shard: &Rc<Shard>, about: About, started: Instant, attempts: u32) -> Self {
         let counters = shard.stats.of(about.labels());
         counters.open();
+        about.pod.opened();
         let meter = Meter::new(counters, started);
-        let record = Self { shard: shard.clone(), about: Box::new(about), attempts, meter, closed: false };
+        let record = Self { shard: shard.clone(), about: Rc::new(about), attempts, meter, closed: false };
         record.write(Event::Opened, Duration::ZERO, None);
         record
     }
 
     pub fn meter(&self) -> &Rc<Meter> {
         &self.meter
+    }
+
+    /// From here on, operators are told of the live connection what this record knows.
+    pub fn show_in(&self, entered: &Entered) {
+        entered.describe(self.about.clone(), self.meter.clone());
     }
 
     /// Counts it as closed, and writes its line.
@@ -81,17 +95,39 @@ impl Record {
 
     fn settle(&mut self, failure: Option<&Failure>) {
         self.closed = true;
-        let flag = failure.map_or(crate::mesh::labels::Flag::None, Failure::flag);
+        let flag = failure.map_or(Flag::None, Failure::flag);
         self.meter.counters().close(flag);
+        let lasted = self.meter.started.elapsed();
         let error = failure.map(|failure| failure as &dyn Display);
-        self.write(Event::Complete, self.meter.started.elapsed(), error);
+        self.write(Event::Complete, lasted, error);
+        let (sent_bytes, received_bytes) = self.sent_and_received();
+        let verdict = verdict(failure);
+        self.about.pod.ended(verdict, sent_bytes, received_bytes);
+        self.shard.flows.push(Ended {
+            at: SystemTime::now(),
+            lasted,
+            about: self.about.clone(),
+            sent_bytes,
+            received_bytes,
+            attempts: self.attempts,
+            verdict,
+            error: failure.map(told),
+        });
+    }
+
+    /// As the log tells it: outbound, client to server; inbound, server to client.
+    fn sent_and_received(&self) -> (u64, u64) {
+        let (to_server, to_client) = (self.meter.to_server(), self.meter.to_client());
+        match self.about.reporter {
+            Reporter::Source => (to_server, to_client),
+            Reporter::Destination => (to_client, to_server),
+        }
     }
 
     fn write(&self, event: Event, duration: Duration, error: Option<&dyn Display>) {
         let about = &self.about;
         let mutual = about.security == Security::MutualTls;
-        let (to_server, to_client) = (self.meter.to_server(), self.meter.to_client());
-        let outbound = about.reporter == Reporter::Source;
+        let (bytes_sent, bytes_recv) = self.sent_and_received();
         let line = AccessLine {
             event,
             src_addr: about.src_addr,
@@ -101,9 +137,9 @@ impl Record {
             dst_hbone_addr: about.hbone_addr.as_deref().map(hbone_addr),
             dst_service: about.service.as_ref().map(|service| &*service.key.hostname),
             dst: about.destination.end(mutual),
-            direction: if outbound { Direction::Outbound } else { Direction::Inbound },
-            bytes_sent: if outbound { to_server } else { to_client },
-            bytes_recv: if outbound { to_client } else { to_server },
+            direction: about.direction(),
+            bytes_sent,
+            bytes_recv,
             duration,
             attempts: self.attempts,
             error,
@@ -140,35 +176,45 @@ pub fn closed(reason: CloseReason) -> Failure {
     }
 }
 
-/// A connection that is refused before anything is known of it: a line, but no metrics.
-pub fn deny_early(
-    shard: &Rc<Shard>,
-    direction: Direction,
-    src: SocketAddr,
-    dst: SocketAddr,
-    why: &dyn Display,
-) {
-    deny(shard, Denied { direction, src, dst, name: None, via: None }, why);
+/// A failure in words that are kept: some of them may be a peer's.
+fn told(failure: &Failure) -> Text {
+    beginning(&failure.to_string(), limits::FLOW_ERROR_BYTES).into()
+}
+
+/// What an ending means to operators. 401 is how the far side says that a policy of its own refuses.
+fn verdict(failure: Option<&Failure>) -> FlowVerdict {
+    match failure {
+        None => FlowVerdict::Allowed,
+        Some(Failure::Status(Status(401 | 403))) => FlowVerdict::Denied,
+        Some(failure) if failure.flag() == Flag::Deny => FlowVerdict::Denied,
+        Some(_) => FlowVerdict::Failed,
+    }
+}
+
+/// A connection that came in and is refused before anything is known of it: a line, but no metrics.
+pub fn deny_early(world: &PodWorld, src: SocketAddr, dst: SocketAddr, why: &Failure) {
+    deny(world, Denied { direction: Direction::Inbound, src, dst, name: None, via: None }, why);
 }
 
 /// A connection that is refused before anything is known of it.
-pub struct Denied<'a> {
+#[derive(Clone)]
+pub struct Denied {
     pub direction: Direction,
     pub src: SocketAddr,
     pub dst: SocketAddr,
     /// Told instead of `dst`, where that isn't known.
-    pub name: Option<&'a str>,
+    pub name: Option<Text>,
     pub via: Option<Via>,
 }
 
 /// See `deny_early`.
-pub fn deny(shard: &Rc<Shard>, denied: Denied<'_>, why: &dyn Display) {
+pub fn deny(world: &PodWorld, denied: Denied, why: &Failure) {
     let line = AccessLine {
         event: Event::Failed,
         src_addr: denied.src,
         src: End::default(),
         dst_addr: denied.dst,
-        dst_name: denied.name,
+        dst_name: denied.name.as_deref(),
         dst_hbone_addr: None,
         dst_service: None,
         dst: End::default(),
@@ -180,7 +226,43 @@ pub fn deny(shard: &Rc<Shard>, denied: Denied<'_>, why: &dyn Display) {
         error: Some(why),
         via: denied.via,
     };
-    write_line(shard, &line);
+    write_line(&world.shard, &line);
+    let verdict = verdict(Some(why));
+    world.tally.ended(verdict, 0, 0);
+    world.shard.flows.push(Ended {
+        at: SystemTime::now(),
+        lasted: Duration::ZERO,
+        about: Rc::new(Unopened { pod: world.tally.uid.clone(), denied }),
+        sent_bytes: 0,
+        received_bytes: 0,
+        attempts: 1,
+        verdict,
+        error: Some(told(why)),
+    });
+}
+
+/// What is known of a connection whose record never opened.
+struct Unopened {
+    pod: Text,
+    denied: Denied,
+}
+
+impl Describe for Unopened {
+    fn describe(&self) -> Parties {
+        let Denied { direction, src, dst, name, via } = self.denied.clone();
+        Parties {
+            pod: self.pod.clone(),
+            direction,
+            src,
+            dst,
+            dst_name: name,
+            authority: None,
+            source: FlowEnd::default(),
+            destination: FlowEnd::default(),
+            service: None,
+            via,
+        }
+    }
 }
 
 fn write_line(shard: &Rc<Shard>, line: &AccessLine<'_>) {
@@ -197,7 +279,32 @@ fn hbone_addr(text: &str) -> HboneAddr<'_> {
     text.parse().map_or(HboneAddr::Named(text), HboneAddr::Address)
 }
 
+impl Describe for About {
+    fn describe(&self) -> Parties {
+        let mutual = self.security == Security::MutualTls;
+        Parties {
+            pod: self.pod.uid.clone(),
+            direction: self.direction(),
+            src: self.src_addr,
+            dst: self.dst_addr,
+            dst_name: None,
+            authority: self.hbone_addr.clone(),
+            source: self.source.told(mutual),
+            destination: self.destination.told(mutual),
+            service: self.service.as_ref().map(|service| service.key.to_string()),
+            via: self.via,
+        }
+    }
+}
+
 impl About {
+    fn direction(&self) -> Direction {
+        match self.reporter {
+            Reporter::Source => Direction::Outbound,
+            Reporter::Destination => Direction::Inbound,
+        }
+    }
+
     fn labels(&self) -> Labels {
         Labels {
             reporter: self.reporter,
@@ -212,6 +319,17 @@ impl About {
 impl Side {
     pub fn of(workload: Option<Arc<Workload>>, identity: Option<Identity>) -> Self {
         Self { workload, told: None, identity }
+    }
+
+    fn told(&self, mutual: bool) -> FlowEnd {
+        let end = self.end(mutual);
+        let text = |value: Option<&str>| value.unwrap_or_default().into();
+        FlowEnd {
+            workload: text(end.workload),
+            namespace: text(end.namespace),
+            cluster: text(end.cluster),
+            identity: end.identity.map(ToString::to_string),
+        }
     }
 
     fn party(&self) -> Option<Party> {
