@@ -116,8 +116,9 @@ pub const HTTP_BUFFER_BYTES: usize = 8_192;
 pub const HTTP_CONNECTIONS: usize = 64;
 /// How long a scrape or a dump waits for the shards' answers.
 pub const SHARD_ANSWER_DEADLINE_MS: u64 = 1_000;
-/// Flows that one shard keeps for operators: about 300 bytes each, and what comes in a tenth of a second at most.
-pub const FLOWS_KEPT: usize = 1_024;
+/// Flows that one shard keeps for operators: about 300 bytes each, and more than a core can end in a tenth of a second
+/// (500 us of CPU a connection).
+pub const FLOWS_KEPT: usize = 512;
 /// What is kept of the reason why a connection failed: a peer may have written it.
 pub const FLOW_ERROR_BYTES: usize = 512;
 /// Flows told with one answer: a fraction of a millisecond of a shard's time.

@@ -21,7 +21,7 @@ const ANSWER_BYTES: u64 = 2 << 30;
 
 /// Nobody is there who could answer: exit code 69.
 #[derive(Debug, thiserror::Error)]
-#[error("no proxy answers at {at}: {error}; it runs elsewhere? (--admin, RINGWAY_ADMIN_SOCKET)")]
+#[error("no proxy answers at {at} (--admin says where else)")]
 pub struct Unavailable {
     at: String,
     #[source]
@@ -233,6 +233,43 @@ pub mod test {
 mod tests {
     use super::test::answering;
     use super::*;
+    use crate::config::{CpuFacts, Files};
+
+    /// A file system in which every file is there, or none.
+    struct Everything(bool);
+
+    impl Files for Everything {
+        fn read(&self, _: &Path) -> std::io::Result<String> {
+            Err(std::io::ErrorKind::NotFound.into())
+        }
+
+        fn exists(&self, _: &Path) -> bool {
+            self.0
+        }
+    }
+
+    #[test]
+    fn the_option_goes_first_then_a_socket_that_is_there_then_the_configured_port() {
+        let socket = ("RINGWAY_ADMIN_SOCKET", "/tmp/a.sock");
+        let moved = ("PROXY_CONFIG", "proxyAdminPort: 15999");
+        for (given, environment, there, expected) in [
+            (Some("/x.sock"), &[socket][..], true, "/x.sock"),
+            (Some("localhost:1"), &[socket], true, "localhost:1"),
+            (None, &[socket], true, "/tmp/a.sock"),
+            (None, &[socket], false, "127.0.0.1:15000"),
+            (None, &[moved], true, "127.0.0.1:15999"),
+            (None, &[("FAKE_CA", "perhaps")], true, "127.0.0.1:15000"),
+        ] {
+            let from = Surroundings {
+                environment: environment.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect(),
+                args: Vec::new(),
+                cpus: CpuFacts { online: 1 },
+                files: &Everything(there),
+            };
+            assert_eq!(Admin::new(given, &from).to_string(), expected);
+        }
+        assert_eq!(Admin::Port("[::1]:15000".into()).port(15020), Admin::Port("[::1]:15020".into()));
+    }
 
     #[test]
     fn queries_are_encoded_and_answers_are_whole() {

@@ -70,7 +70,7 @@ fn look(admin: &Admin, by: TopBy) -> Result<Look> {
 
 /// A whole screen, cut to the terminal's size.
 fn screen(by: TopBy, before: &Look, now: &Look, colours: bool) -> String {
-    let (columns, rows) = size().unwrap_or((80, 24));
+    let (columns, rows) = size();
     let connections: u64 = now.shards.iter().map(|shard| number(shard, "connections")).sum();
     let busy: f64 = now.shards.iter().map(|shard| busy_percent(shard, before, now)).sum();
     let head = format!(

@@ -49,8 +49,10 @@ impl Drop for Keys {
     }
 }
 
-/// Columns and rows of standard output.
-pub fn size() -> io::Result<(usize, usize)> {
-    let size = tcgetwinsize(stdout())?;
-    Ok((usize::from(size.ws_col), usize::from(size.ws_row)))
+/// Columns and rows of standard output; those of old where they aren't known.
+pub fn size() -> (usize, usize) {
+    let known = |count: u16, otherwise| if count == 0 { otherwise } else { usize::from(count) };
+    let size = tcgetwinsize(stdout());
+    let (columns, rows) = size.map_or((0, 0), |size| (size.ws_col, size.ws_row));
+    (known(columns, 80), known(rows, 24))
 }

@@ -94,7 +94,8 @@ fn unpacked(archive: &Path, into: &Path) -> Vec<(String, String)> {
 
 #[test]
 fn commands_show_and_change_what_a_running_proxy_does() {
-    let socket = std::env::temp_dir().join(format!("rwe2e-admin-{}.sock", std::process::id()));
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("admin.sock");
     let at = socket.to_str().unwrap().to_owned();
     // The access log is off: flows don't depend on it. A token, so that a dump has something to leave out.
     let token = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQifQ.c2lnbmF0dXJlc2lnbmF0dXJl";
@@ -109,24 +110,24 @@ fn commands_show_and_change_what_a_running_proxy_does() {
         world.cluster.mesh.policies = vec![namespace_policy("closed-port", "Deny", &matching)];
     });
     let _app = Server::start(&world.server, APP_PORT, echo);
-    let directory = world.cluster.directory().join("cli");
-    std::fs::create_dir(&directory).unwrap();
-    let node = world.cluster.topology.node(1).unwrap();
-    let near = Shell { space: &node.space, directory: directory.clone() };
+    let spaces = [1, 2].map(|node| world.cluster.topology.node(node).unwrap().space.clone());
+    let [near, far] = spaces.each_ref().map(|space| Shell { space, directory: directory.path().to_owned() });
 
     let following = Following::start(&near);
     let mut held = dial(&world.client, service());
     held.write_all(b"?").unwrap();
     held.read_exact(&mut [0]).unwrap();
-    lists(&near, &at);
-    refusals(&world, &near, &at, &following);
+    lists(&near, &far, &at);
+    refusals(&world, &near, &far, &following);
     changes(&near);
     archives(&near, token);
-    drains(world, &directory, held, &socket);
+    drains(world, &near, &far, held);
+    assert!(!socket.exists(), "its process has gone");
 }
 
-/// What is alive, in tables and as data, by port and by socket. The socket's name is that of the node that came last.
-fn lists(near: &Shell<'_>, socket: &str) {
+/// What is alive, in tables and as data, by port and by socket. Both proxies have the same name for their socket, and
+/// the one that came last has it.
+fn lists(near: &Shell<'_>, far: &Shell<'_>, socket: &str) {
     let mut all = Value::Null;
     eventually("the connection is open", STEP, || {
         all = near.json(&["conns", "-n", "default", "--to", "web", "-o", "json"]);
@@ -137,7 +138,11 @@ fn lists(near: &Shell<'_>, socket: &str) {
     assert_eq!(one["source"]["identity"], "spiffe://cluster.local/ns/default/sa/client");
     assert_eq!((one["bytesSent"].as_u64(), one["bytesReceived"].as_u64()), (Some(1), Some(1)));
     assert_eq!(near.json(&["conns", "--from", "10.99.99.0/24", "-o", "json"])["total"], 0);
-    let far = near.says(&["conns", "--admin", socket, "-o", "wide"], 0);
+    let serial = |text: String| text.split_whitespace().last().map(str::to_owned);
+    let theirs = [near, far].map(|shell| serial(shell.says(&["certs"], 0)));
+    let by_socket = serial(near.says(&["certs", "--admin", socket], 0));
+    assert!(theirs.contains(&by_socket), "{by_socket:?} is of neither: {theirs:?}");
+    let far = far.says(&["conns", "-o", "wide"], 0);
     let row = far.lines().nth(1).unwrap_or_else(|| panic!("no connection: {far}"));
     for part in ["default/server", "inbound", "default/client:", "HBONE", "sa/client"] {
         assert!(row.contains(part), "{part}: {far}");
@@ -149,20 +154,42 @@ fn lists(near: &Shell<'_>, socket: &str) {
     );
     let top = near.says(&["top", "-1", "--delay", "1"], 0);
     assert!(top.contains("default/client   Up"), "{top}");
+    refreshes(near);
     let shards = near.says(&["top", "--by", "shard", "--delay", "1"], 0);
     assert!(shards.lines().count() > 1 && shards.contains('%'), "{shards}");
     assert!(near.says(&["top", "--by", "service", "--delay", "1"], 0).contains("default/web"));
 }
 
+/// On a terminal, until q is pressed.
+fn refreshes(near: &Shell<'_>) {
+    let program = format!("{} top --delay 1", binary().display());
+    let mut command = Command::new("script");
+    command.args(["-qec", &program, "/dev/null"]).env("TERM", "xterm").env("NO_COLOR", "1");
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = near.space.spawn(&mut command).unwrap();
+    let (mut input, mut output) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let (mut seen, mut piece) = (String::new(), [0; 4_096]);
+    // First pods, then what s asks for, then the end.
+    for (waits_for, then) in [("default/client", b"s"), ("default/web", b"q")] {
+        while !seen.contains(waits_for) {
+            let count = output.read(&mut piece).unwrap();
+            assert!(count > 0, "it ended without {waits_for}: {seen}");
+            seen.push_str(&String::from_utf8_lossy(&piece[..count]));
+        }
+        input.write_all(then).unwrap();
+    }
+    assert!(child.wait().unwrap().success() && seen.contains("q quit"), "{seen}");
+}
+
 /// A denial at the far side is one at the near side too; who isn't there has a code of its own.
-fn refusals(world: &World, near: &Shell<'_>, socket: &str, following: &Following) {
+fn refusals(world: &World, near: &Shell<'_>, far: &Shell<'_>, following: &Following) {
     let _ = try_dial(&world.client, world.server.at(DENIED)).map(|mut stream| stream.read(&mut [0]));
     talk(&world.client, service(), "word");
     eventually("the flows are followed", STEP, || {
         following.has(|flow| flow["verdict"] == "denied" && flow["error"] == "http status: 401 Unauthorized")
             && following.has(|flow| flow["verdict"] == "allowed" && flow["bytesSent"] == 4)
     });
-    let denied = near.says(&["flows", "--admin", socket, "--last", "1", "--verdict", "denied"], 0);
+    let denied = far.says(&["flows", "--last", "1", "--verdict", "denied"], 0);
     assert!(denied.contains("explicitly denied by: default/closed-port"), "{denied}");
     assert!(
         denied.contains("default/client:") && denied.contains(&format!("default/server:{DENIED}")),
@@ -212,10 +239,8 @@ fn archives(near: &Shell<'_>, token: &str) {
     assert!(why.ends_with("=> carried\n"), "{why}");
 }
 
-/// A pod that is let go takes nothing new and keeps what it has; then one proxy by its port, the other by its socket.
-fn drains(mut world: World, directory: &Path, mut held: TcpStream, socket: &Path) {
-    let space = world.cluster.topology.node(1).unwrap().space.clone();
-    let near = Shell { space: &space, directory: directory.to_owned() };
+/// A pod that is let go takes nothing new and keeps what it has; then the whole proxies.
+fn drains(mut world: World, near: &Shell<'_>, far: &Shell<'_>, mut held: TcpStream) {
     near.says(&["drain", "default/client", "--grace", "60s", "--no-wait"], 0);
     eventually("nothing new is taken", STEP, || try_dial(&world.client, service()).is_err());
     held.write_all(b"!").unwrap();
@@ -224,12 +249,12 @@ fn drains(mut world: World, directory: &Path, mut held: TcpStream, socket: &Path
     assert_eq!(all["total"], 1, "{all}");
     drop(held);
     near.says(&["drain", "default/client", "--grace", "60s"], 0);
-    near.says(&["drain"], 0);
-    near.says(&["drain", "--admin", socket.to_str().unwrap()], 0);
-    for node in [1, 2] {
+    // It can be deleted as any other.
+    world.cluster.agent(1).unwrap().delete("uid-client").unwrap();
+    for (node, shell) in [(1, near), (2, far)] {
+        shell.says(&["drain"], 0);
         let status = world.cluster.proxy_mut(node).unwrap().wait(3 * STEP).unwrap();
         assert_eq!(status.code(), Some(0));
+        shell.says(&["certs"], 69);
     }
-    near.says(&["certs"], 69);
-    assert!(!socket.exists(), "its process has gone");
 }
