@@ -280,6 +280,7 @@ fn live(snapshot: &Snapshot, workload: &Workload, identity: &Identity) -> (Rc<Ta
             protocol: LiveProtocol::Hbone,
             closer: Closer::default(),
             subject: Some(Box::new(subject)),
+            detail: None,
         };
         table.enter_at(&workload, snapshot, entry)
     };

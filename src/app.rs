@@ -111,6 +111,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
         readiness_addresses: config.readiness_addr.addresses(),
         metrics_addresses: config.stats_addr.addresses(),
         admin_addresses: config.admin_addr.addresses(),
+        admin_socket: config.admin_socket.clone(),
         facts: facts(config, event_loop, cause),
         lines: logs.sink(),
         logs: Some(Arc::new(logs.clone())),

@@ -1,6 +1,6 @@
 //! The program: hands the command line to `cli` and tells it what the commands start.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use ringway::cli::{self, Console, Programs};
@@ -21,7 +21,8 @@ fn main() -> ExitCode {
     let name = std::env::args().next().unwrap_or_else(|| "ringway".to_owned());
     // Not locked for the life of the program: `run` and `demo` write on their own.
     let (mut out, mut err) = (io::stdout(), io::stderr());
-    let mut console = Console { out: &mut out as &mut dyn Write, err: &mut err };
+    let terminal = out.is_terminal();
+    let mut console = Console::new(&mut out as &mut dyn Write, &mut err, terminal);
     cli::main(&name, &Surroundings::of_process(), &programs, &mut console).into()
 }
 

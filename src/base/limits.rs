@@ -116,6 +116,35 @@ pub const HTTP_BUFFER_BYTES: usize = 8_192;
 pub const HTTP_CONNECTIONS: usize = 64;
 /// How long a scrape or a dump waits for the shards' answers.
 pub const SHARD_ANSWER_DEADLINE_MS: u64 = 1_000;
+/// Flows that one shard keeps for operators: about 300 bytes each, and more than a core can end in a tenth of a second
+/// (500 us of CPU a connection).
+pub const FLOWS_KEPT: usize = 512;
+/// What is kept of the reason why a connection failed: a peer may have written it.
+pub const FLOW_ERROR_BYTES: usize = 512;
+/// Flows told with one answer: a fraction of a millisecond of a shard's time.
+pub const FLOWS_A_PAGE: usize = 256;
+/// How often followers of flows ask the shards for more.
+pub const FLOWS_POLL_MS: u64 = 100;
+/// Followers of flows at a time; each wakes every shard ten times a second.
+pub const FLOW_FOLLOWERS: usize = 8;
+/// Pieces of an answer that wait for a client who reads slowly.
+pub const HTTP_PIECES_QUEUED: usize = 16;
+/// A client that takes nothing of an answer for this long is let go.
+pub const HTTP_WRITE_DEADLINE_MS: u64 = 10_000;
+/// The body that a request may announce; none here is read.
+pub const HTTP_BODY_BYTES: u64 = 64 * 1024;
+/// The longest time that a change of the log filter may last before it ends by itself.
+pub const LOG_CHANGE_MOST_S: u64 = 86_400;
+/// The longest grace that a pod may be drained with.
+pub const DRAIN_MOST_S: u64 = 86_400;
+/// Live connections described in a row, the policies of each asked: about 0.3 ms.
+pub const DESCRIBED_A_TURN: usize = 256;
+/// How long a shard may take for the description of all its connections, which it makes in slices.
+pub const SURVEY_DEADLINE_MS: u64 = 5_000;
+/// Live connections in one answer, unless asked for fewer.
+pub const CONNECTIONS_TOLD: usize = 10_000;
+/// Of these, so many are put into words before the control thread looks after the rest: about 5 ms.
+pub const CONNECTIONS_A_TURN: usize = 1_000;
 // The kernel (sys).
 /// Descriptors that one CNI message may carry before the kernel cuts them off; one is right, more is an error.
 pub const CNI_DESCRIPTORS_A_MESSAGE: usize = 4;

@@ -1,6 +1,7 @@
 //! Layer 5: the only types that cross threads.
 
 pub mod absent;
+pub mod flow;
 pub mod hosts;
 pub mod identities;
 pub mod lines;

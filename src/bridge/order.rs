@@ -6,6 +6,7 @@ use std::time::Duration;
 use crossbeam::channel::Sender;
 
 use crate::base::text::Text;
+use crate::bridge::flow::{FlowPage, ShardStatus};
 use crate::bridge::report::{LiveConnection, ShardStats};
 use crate::sys::netns::Netns;
 
@@ -23,6 +24,12 @@ pub enum Order {
     Scrape(Sender<ShardStats>),
     /// Live connections, for one dump.
     Connections(Sender<Vec<LiveConnection>>),
+    /// Flows from a place on (0: from the oldest that is kept).
+    Flows { after: u64, answer: Sender<FlowPage> },
+    /// What the shard has in hand.
+    Status(Sender<ShardStatus>),
+    /// Take nothing new for this pod, and let its connections go on for the grace. The pod stays known.
+    DrainPod { uid: Text, grace: Duration },
 }
 
 /// How a pod's connections end.

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::base::text::Text;
+use crate::bridge::flow::LiveDetail;
 use crate::mesh::identity::Identity;
 use crate::mesh::labels::{Flag, LabelSet, Party, Reporter};
 
@@ -114,6 +115,11 @@ pub struct LiveConnection {
     pub original_dst: Option<String>,
     pub actual_dst: SocketAddr,
     pub protocol: LiveProtocol,
+    pub shard: usize,
+    /// None while the far side isn't reached.
+    pub detail: Option<LiveDetail>,
+    /// The ALLOW policy that lets it pass, `NAMESPACE/NAME`; none where no policy has to.
+    pub policy: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::arguments::{ConfigCommand, OutputFormat};
+use super::table::{aligned, formatted};
 use super::{Console, exit, refused, runnable};
 use crate::config::{Config, Shown, Surroundings, markdown};
 
@@ -19,8 +20,8 @@ pub fn main(command: &ConfigCommand, from: &Surroundings<'_>, console: &mut Cons
 
 fn show(config: &Config, output: OutputFormat, console: &mut Console<'_>) -> u8 {
     let table = || {
-        let row = |shown: &Shown| [shown.name.clone(), shown.value.clone(), shown.origin.to_string()];
-        columns(["VARIABLE", "VALUE", "ORIGIN"], config.shown.iter().map(row))
+        let row = |shown: &Shown| vec![shown.name.clone(), shown.value.clone(), shown.origin.to_string()];
+        aligned(["VARIABLE", "VALUE", "ORIGIN"].map(str::to_owned).into(), config.shown.iter().map(row))
     };
     print(&config.shown, output, table, exit::OK, console)
 }
@@ -59,37 +60,8 @@ fn print<T: Serialize>(
     code: u8,
     console: &mut Console<'_>,
 ) -> u8 {
-    let text = match output {
-        OutputFormat::Table => Ok(table()),
-        OutputFormat::Json => {
-            serde_json::to_string_pretty(data).map(|text| text + "\n").map_err(anyhow::Error::from)
-        }
-        OutputFormat::Yaml => serde_saphyr::to_string(&data).map_err(anyhow::Error::from),
-    };
-    match text {
+    match formatted(data, output, table) {
         Ok(text) => console.print(&text, code),
         Err(error) => super::failed(&error, console),
     }
-}
-
-/// Columns as kubectl prints them, the same on a terminal and in a pipe. A value stays on its line.
-fn columns<const N: usize>(heads: [&str; N], rows: impl Iterator<Item = [String; N]>) -> String {
-    const GAP: usize = 3;
-    let one_line = |cell: String| cell.replace('\n', "\\n");
-    let rows: Vec<[String; N]> =
-        std::iter::once(heads.map(str::to_owned)).chain(rows.map(|row| row.map(one_line))).collect();
-    let mut widths = [0; N];
-    for row in &rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
-    }
-    let mut text = String::new();
-    for row in &rows {
-        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<0$}", width + GAP));
-        let line: String = cells.collect();
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
 }

@@ -1,8 +1,19 @@
 //! The command line: what was asked for, in which form the answer is printed, and the exit code.
 //! Data goes to standard output, talk to standard error. Also answers to the name `ztunnel`.
 
+mod admin;
+mod archive;
 mod arguments;
 mod config;
+mod conns;
+mod drain;
+mod dump;
+mod flows;
+mod log;
+mod man;
+mod scrub;
+mod table;
+mod top;
 mod why;
 
 use std::io::Write;
@@ -11,6 +22,7 @@ use clap::{CommandFactory, Parser};
 
 use crate::base::version::BuildInfo;
 use crate::config::{Config, ConfigError, Surroundings};
+use admin::{Admin, Unavailable};
 pub use arguments::{Arguments, Command, DemoArguments, OutputFormat, WhyArguments};
 
 /// Exit codes. Usage and configuration are those of sysexits.h.
@@ -20,6 +32,8 @@ pub mod exit {
     /// A check ran and found something.
     pub const PROBLEMS: u8 = 2;
     pub const USAGE: u8 = 64;
+    /// Nobody is there to answer.
+    pub const UNAVAILABLE: u8 = 69;
     pub const CONFIGURATION: u8 = 78;
 }
 
@@ -35,9 +49,17 @@ pub struct Programs {
 pub struct Console<'a> {
     pub out: &'a mut dyn Write,
     pub err: &'a mut dyn Write,
+    /// Standard output is a terminal.
+    pub terminal: bool,
+    /// Nobody reads standard output any more.
+    pub closed: bool,
 }
 
-impl Console<'_> {
+impl<'a> Console<'a> {
+    pub fn new(out: &'a mut dyn Write, err: &'a mut dyn Write, terminal: bool) -> Self {
+        Self { out, err, terminal, closed: false }
+    }
+
     /// Talk. A standard error that is gone is nobody's problem.
     fn say(&mut self, text: impl std::fmt::Display) {
         let _ = writeln!(self.err, "{text}");
@@ -45,9 +67,16 @@ impl Console<'_> {
 
     /// Data. Who closes the pipe early (`| head`) has seen enough.
     fn print(&mut self, text: &str, code: u8) -> u8 {
-        match self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush()) {
+        self.print_bytes(text.as_bytes(), code)
+    }
+
+    fn print_bytes(&mut self, bytes: &[u8], code: u8) -> u8 {
+        match self.out.write_all(bytes).and_then(|()| self.out.flush()) {
             Ok(()) => code,
-            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => code,
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+                self.closed = true;
+                code
+            }
             Err(error) => {
                 self.say(format_args!("error: cannot write to standard output: {error}"));
                 exit::FAILED
@@ -70,22 +99,35 @@ pub fn main(name: &str, from: &Surroundings<'_>, programs: &Programs, console: &
     if arguments.version {
         return version(from, console);
     }
-    match arguments.command.unwrap_or_default() {
-        Command::Run { .. } => run(from, programs, console),
-        Command::Version => version(from, console),
-        Command::Config(command) => config::main(&command, from, console),
-        Command::Demo(demo) => match (programs.demo)(&demo) {
-            Ok(true) => exit::OK,
-            Ok(false) => exit::PROBLEMS,
-            Err(error) => failed(&error, console),
-        },
-        Command::Why(asked) => why::main(&asked, console).unwrap_or_else(|error| failed(&error, console)),
+    let admin = || Admin::new(arguments.admin.admin.as_deref(), from);
+    let outcome = match &arguments.command.unwrap_or_default() {
+        Command::Run { .. } => Ok(run(from, programs, console)),
+        Command::Version => Ok(version(from, console)),
+        Command::Config(command) => Ok(config::main(command, from, console)),
+        Command::Demo(demo) => {
+            (programs.demo)(demo).map(|passed| if passed { exit::OK } else { exit::PROBLEMS })
+        }
+        Command::Conns(asked) => conns::connections(asked, &admin(), console),
+        Command::Certs(asked) => conns::certificates(asked, &admin(), console),
+        Command::Flows(asked) => flows::main(asked, &admin(), colours(from, console), console),
+        Command::Top(asked) => top::main(asked, &admin(), colours(from, console), console),
+        Command::Why(asked) => why::main(asked, &admin(), console),
+        Command::Log(asked) => log::main(asked, &admin(), console),
+        Command::Drain(asked) => drain::main(asked, &admin(), console),
+        Command::Dump(asked) => dump::main(asked, &admin(), from, console),
         Command::Completions { shell } => {
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut Arguments::command(), "ringway", &mut script);
-            console.print(&String::from_utf8_lossy(&script), exit::OK)
+            clap_complete::generate(*shell, &mut Arguments::command(), "ringway", &mut script);
+            Ok(console.print(&String::from_utf8_lossy(&script), exit::OK))
         }
-    }
+        Command::Man { dir } => man::main(dir.as_deref(), console),
+    };
+    outcome.unwrap_or_else(|error| failed(&error, console))
+}
+
+/// Colours are for terminals, and for who wants them (https://no-color.org).
+fn colours(from: &Surroundings<'_>, console: &Console<'_>) -> bool {
+    console.terminal && from.environment.get("NO_COLOR").is_none_or(String::is_empty)
 }
 
 fn run(from: &Surroundings<'_>, programs: &Programs, console: &mut Console<'_>) -> u8 {
@@ -111,7 +153,7 @@ fn refused(errors: &[ConfigError], console: &mut Console<'_>) -> u8 {
 
 fn failed(error: &anyhow::Error, console: &mut Console<'_>) -> u8 {
     console.say(format_args!("error: {error:#}"));
-    exit::FAILED
+    if error.downcast_ref::<Unavailable>().is_some() { exit::UNAVAILABLE } else { exit::FAILED }
 }
 
 fn version(from: &Surroundings<'_>, console: &mut Console<'_>) -> u8 {

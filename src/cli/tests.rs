@@ -51,8 +51,15 @@ fn invoke(name: &str, args: &[&str], environment: &[(&str, &str)]) -> Outcome {
         demo: |demo| Ok(demo.hold),
     };
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let code = main(name, &from, &programs, &mut Console { out: &mut out, err: &mut err });
+    let code = main(name, &from, &programs, &mut Console::new(&mut out, &mut err, false));
     Outcome { code, out: String::from_utf8(out).unwrap(), err: String::from_utf8(err).unwrap() }
+}
+
+/// What a command answered, and what it printed on both outputs.
+pub fn printed<R>(work: impl FnOnce(&mut Console<'_>) -> R) -> (R, String, String) {
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let answer = work(&mut Console::new(&mut out, &mut err, false));
+    (answer, String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap())
 }
 
 #[test]

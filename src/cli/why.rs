@@ -1,29 +1,48 @@
-//! `ringway why`: asks a running proxy what would become of a connection.
+//! `ringway why`: what would become of a connection, by a running proxy or by a dump of one.
 
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::path::Path;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
+use serde_json::json;
 
-use super::{Console, WhyArguments, exit};
-use crate::control::ask::ask;
-
-/// Bound of each step towards the admin port.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// More than any explanation has.
-const ANSWER_BYTES: u64 = 16 << 20;
+use super::admin::{Admin, query};
+use super::{Console, WhyArguments, archive, exit};
+use crate::control::offline::explain;
 
 /// Prints the explanation; exit code 2 where the connection would not be carried.
-pub fn main(asked: &WhyArguments, console: &mut Console<'_>) -> anyhow::Result<u8> {
-    let query = format!("/why?from={}&to={}&format=json", encoded(&asked.from), encoded(&asked.to));
-    let (status, body) = get(&asked.admin, &query)?;
-    if status != 200 {
-        bail!("{}", body.trim_end());
+pub fn main(asked: &WhyArguments, admin: &Admin, console: &mut Console<'_>) -> anyhow::Result<u8> {
+    if let Some(file) = &asked.file {
+        return offline(asked, file, console);
     }
+    let path =
+        query("/why", &[("from", Some(&asked.from)), ("to", Some(&asked.to)), ("format", Some("json"))]);
+    let body = admin.get(&path)?;
     let answer: Answer =
         serde_json::from_str(&body).context("the answer of the admin port isn't what was asked for")?;
     let text = if asked.json { body } else { answer.explanation };
     Ok(console.print(&text, if answer.allowed { exit::OK } else { exit::PROBLEMS }))
+}
+
+/// The same from a dump.
+fn offline(asked: &WhyArguments, file: &Path, console: &mut Console<'_>) -> anyhow::Result<u8> {
+    let read = || {
+        let bytes = std::fs::read(file)?;
+        let bytes = if bytes.starts_with(&archive::GZIP) {
+            archive::file(&bytes, "config_dump.json")?.context("there is no config_dump.json in it")?
+        } else {
+            bytes
+        };
+        let dump: serde_json::Value = serde_json::from_slice(&bytes)?;
+        Ok::<_, anyhow::Error>(explain(&dump, &asked.from, &asked.to)?)
+    };
+    let told = read().with_context(|| file.display().to_string())?;
+    let (allowed, explanation) = (told.is_allowed(), told.to_string());
+    let text = if asked.json {
+        format!("{}\n", json!({"allowed": allowed, "explanation": explanation}))
+    } else {
+        explanation
+    };
+    Ok(console.print(&text, if allowed { exit::OK } else { exit::PROBLEMS }))
 }
 
 #[derive(serde::Deserialize)]
@@ -32,84 +51,58 @@ struct Answer {
     explanation: String,
 }
 
-/// Status and body of a GET.
-fn get(admin: &str, path: &str) -> anyhow::Result<(u16, String)> {
-    let address = admin
-        .to_socket_addrs()
-        .ok()
-        .and_then(|mut addresses| addresses.next())
-        .with_context(|| format!("{admin:?} isn't HOST:PORT"))?;
-    exchange(address, path).with_context(|| format!("asking the admin port {address}"))
-}
-
-fn exchange(address: SocketAddr, path: &str) -> std::io::Result<(u16, String)> {
-    let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    ask(stream, "GET", path, ANSWER_BYTES)
-}
-
-/// For a query (RFC 3986 section 2.3).
-fn encoded(text: &str) -> String {
-    let mut out = String::new();
-    for byte in text.bytes() {
-        match byte {
-            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(char::from(byte)),
-            _ => out.push_str(&format!("%{byte:02X}")),
-        }
-    }
-    out
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::admin::test::answering;
+    use super::super::tests::printed;
     use super::*;
-    use std::io::{Read, Write};
-    use std::net::TcpListener;
 
-    /// An admin port that gives one answer; the request's first line, the exit code and what was printed.
-    fn asked(status: &str, body: &str, json: bool) -> (String, anyhow::Result<u8>, String) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let admin = listener.local_addr().unwrap().to_string();
-        let answer = format!("HTTP/1.1 {status}\r\nconnection: close\r\n\r\n{body}");
-        let serving = std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
-            let mut heard = [0; 1_024];
-            let count = stream.read(&mut heard).unwrap();
-            stream.write_all(answer.as_bytes()).unwrap();
-            String::from_utf8_lossy(&heard[..count]).lines().next().unwrap_or_default().to_owned()
-        });
-        let (mut out, mut err) = (Vec::new(), Vec::new());
-        let arguments = WhyArguments { from: "a/b".into(), to: "[::1]:80".into(), admin, json };
-        let code = main(&arguments, &mut Console { out: &mut out, err: &mut err });
-        (serving.join().unwrap(), code, String::from_utf8(out).unwrap())
+    fn arguments(json: bool) -> WhyArguments {
+        WhyArguments { from: "a/b".into(), to: "[::1]:80".into(), file: None, json }
     }
 
     #[test]
     fn the_answer_is_printed_and_a_denial_is_exit_code_2() {
-        let body = r#"{"allowed":false,"explanation":"because\n"}"#;
-        let (request, code, out) = asked("200 OK", body, false);
-        assert_eq!(request, "GET /why?from=a%2Fb&to=%5B%3A%3A1%5D%3A80&format=json HTTP/1.1");
+        let denied = r#"{"allowed":false,"explanation":"because\n"}"#;
+        let allowed = r#"{"allowed":true,"explanation":"because\n"}"#;
+        let answers = [denied, allowed, "<html>"].map(|body| ("200 OK", body.to_owned()));
+        let (admin, serving) = answering(answers.into());
+        let (code, out, _) = printed(|console| main(&arguments(false), &admin, console));
         assert_eq!((code.unwrap(), out.as_str()), (exit::PROBLEMS, "because\n"));
-        let body = r#"{"allowed":true,"explanation":"because\n"}"#;
-        let (_, code, out) = asked("200 OK", body, true);
-        assert_eq!((code.unwrap(), out.as_str()), (exit::OK, body));
+        let (code, out, _) = printed(|console| main(&arguments(true), &admin, console));
+        assert_eq!((code.unwrap(), out.as_str()), (exit::OK, allowed));
+        assert!(printed(|console| main(&arguments(false), &admin, console)).0.is_err());
+        let requests = serving.join().unwrap();
+        assert_eq!(requests[0], "GET /why?from=a%2Fb&to=%5B%3A%3A1%5D%3A80&format=json HTTP/1.1");
     }
 
     #[test]
-    fn a_question_that_is_refused_and_a_port_that_is_silent_are_errors() {
-        let (_, code, _) = asked("400 Bad Request", "no workload \"a/b\"\n", false);
-        assert_eq!(code.unwrap_err().to_string(), "no workload \"a/b\"");
-        let (_, code, _) = asked("200 OK", "<html>", false);
-        assert!(code.is_err());
-        let nobody = WhyArguments {
-            from: "a/b".into(),
-            to: "10.0.0.1:80".into(),
-            admin: "127.0.0.1:1".into(),
-            json: false,
-        };
-        let (mut out, mut err) = (Vec::new(), Vec::new());
-        let error = main(&nobody, &mut Console { out: &mut out, err: &mut err }).unwrap_err();
-        assert!(format!("{error:#}").contains("127.0.0.1:1"), "{error:#}");
+    fn a_dump_answers_as_file_and_as_archive() {
+        let pod =
+            |name: &str, ip: &str| json!({"uid": name, "name": name, "namespace": "a", "workloadIps": [ip]});
+        let deny = json!({"name": "no", "namespace": "a", "scope": "Namespace", "action": "Deny", "dryRun": false,
+                          "rules": [[[{"destinationPorts": [80]}]]]});
+        let workloads = [pod("b", "10.0.0.1"), pod("c", "10.0.0.2")];
+        let dump = json!({"workloads": workloads, "services": [], "policies": [deny]}).to_string();
+        let directory = tempfile::tempdir().unwrap();
+        let plain = directory.path().join("dump.json");
+        std::fs::write(&plain, &dump).unwrap();
+        let mut archive = archive::Archive::new("x", 0);
+        archive.add("config_dump.json", dump.as_bytes()).unwrap();
+        let packed = directory.path().join("dump.tar.gz");
+        std::fs::write(&packed, archive.finish().unwrap()).unwrap();
+        let nobody = Admin::Port("127.0.0.1:1".into());
+        for file in [plain, packed] {
+            for (to, code) in [("10.0.0.2:80", exit::PROBLEMS), ("10.0.0.2:81", exit::OK)] {
+                let asked =
+                    WhyArguments { to: to.into(), file: Some(file.clone()), json: false, ..arguments(false) };
+                let (answered, out, _) = printed(|console| main(&asked, &nobody, console));
+                assert_eq!(answered.unwrap(), code, "{out}");
+                assert!(out.starts_with("a/b -> 10.0.0.2"), "{out}");
+            }
+        }
+        let asked = WhyArguments { file: Some("/nowhere".into()), ..arguments(false) };
+        let error = printed(|console| main(&asked, &nobody, console)).0.unwrap_err();
+        assert!(format!("{error:#}").starts_with("/nowhere: "), "{error:#}");
     }
 }

@@ -9,6 +9,8 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::base::text::Text;
+
 use super::{Bind, Config, ControlPlane, ProxyMode, RootCertificate, SOCKS5_PORT, WorkloadInfo};
 
 pub fn json(config: &Config) -> Value {
@@ -74,6 +76,9 @@ struct View<'a> {
     ipv6_enabled: bool,
     crl_path: Option<&'a str>,
     enable_enhanced_baggage: bool,
+    /// From here on ours.
+    trust_domains: &'a [Text],
+    least_connections: bool,
 }
 
 #[derive(Serialize)]
@@ -153,6 +158,8 @@ fn view(config: &Config) -> View<'_> {
         // A configuration with one is refused.
         crl_path: config.sources.crl_path.as_deref().and_then(Path::to_str),
         enable_enhanced_baggage: config.data.response_baggage,
+        trust_domains: config.place.trust_domains.names(),
+        least_connections: settings.least_connections,
     }
 }
 

@@ -66,6 +66,10 @@ pub fn load(surroundings: &Surroundings<'_>) -> Result<Config, Vec<ConfigError>>
         socks5_early_reply: reader.flag("RINGWAY_SOCKS5_EARLY_REPLY"),
         connect: reader.flag("RINGWAY_HTTP_CONNECT"),
         admin_addr: Bind::Localhost(loopback_ipv6, given_port(&documents.admin_port, ADMIN_PORT)),
+        admin_socket: reader
+            .maybe_text("RINGWAY_ADMIN_SOCKET")
+            .filter(|path| !path.is_empty())
+            .map(PathBuf::from),
         stats_addr: at(stats_port),
         readiness_addr: at(READINESS_PORT),
         ipv6,

@@ -56,6 +56,8 @@ pub struct Config {
     pub connect: bool,
 
     pub admin_addr: Bind,
+    /// `RINGWAY_ADMIN_SOCKET`.
+    pub admin_socket: Option<PathBuf>,
     pub stats_addr: Bind,
     pub readiness_addr: Bind,
     /// `IPV6_ENABLED`: wildcard addresses are IPv6 ones.

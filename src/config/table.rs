@@ -400,6 +400,13 @@ pub const VARIABLES: &[Variable] = &[
         "`auto`: io_uring, or epoll with a warning where the kernel refuses it.",
     ),
     row(
+        "RINGWAY_ADMIN_SOCKET",
+        Kind::Path,
+        NONE,
+        "A socket in the file system that answers as the admin port does, for the proxy's own user alone (mode 0600). \
+         Its directory has to be there and writable, as /tmp is. Empty counts as unset.",
+    ),
+    row(
         "RINGWAY_CA_DIR",
         Kind::Path,
         Is("./var/run/ringway/ca"),

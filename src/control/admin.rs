@@ -1,79 +1,40 @@
-//! The admin server (port 15000): dump, log levels, shutdown. Paths, methods, statuses and bodies are the
-//! reference's (sections 17.3, 17.4).
+//! The admin server (port 15000, and RINGWAY_ADMIN_SOCKET): which path is answered by what. Paths, methods, statuses
+//! and bodies of ztunnel's are the reference's (sections 17.3, 17.4); ours are in deploy/docs/admin.md.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::header::CONTENT_TYPE;
 use hyper::{Method, StatusCode};
+use serde_json::json;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{info, warn};
 
+use crate::base::limits::{DRAIN_MOST_S, SURVEY_DEADLINE_MS};
 use crate::bridge::identities::Identities;
 use crate::bridge::mailbox::Mailbox;
 use crate::bridge::order::Order;
 use crate::bridge::published::Published;
 use crate::bridge::settings::Settings;
-use crate::control::cni::Board;
 use crate::control::control::{Facts, Quit};
 use crate::control::dump::Dump;
+use crate::control::flows::FlowDesk;
 use crate::control::http::{self, Answering, Handler, Question, Reply};
-use crate::control::logs::{LevelError, Logs};
+use crate::control::live::Pods;
+use crate::control::logging::Logging;
 use crate::control::publish::StaticConfig;
 use crate::control::shards;
 use crate::control::why;
-
-/// The filter of log lines, as an operator changes it while the process runs.
-pub trait LogLevels: Send + Sync {
-    /// The filter in force.
-    fn current(&self) -> String;
-    /// Adds `level` or `target=level` clauses; answers the new filter.
-    fn set(&self, level: &str) -> Result<String, LevelRefused>;
-    /// Back to the filter of the start; answers it.
-    fn reset(&self) -> Result<String, LevelRefused>;
-}
-
-/// Why a level isn't set.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum LevelRefused {
-    /// The request names no level.
-    Invalid,
-    /// The filter could not be changed.
-    Failed(String),
-}
-
-impl LogLevels for Logs {
-    fn current(&self) -> String {
-        Self::current(self)
-    }
-
-    fn set(&self, level: &str) -> Result<String, LevelRefused> {
-        self.set_level(level).map_err(LevelRefused::from)
-    }
-
-    fn reset(&self) -> Result<String, LevelRefused> {
-        Self::reset(self).map_err(LevelRefused::from)
-    }
-}
-
-impl From<LevelError> for LevelRefused {
-    fn from(error: LevelError) -> Self {
-        match error {
-            LevelError::Invalid(_) => Self::Invalid,
-            error @ (LevelError::Parse(_) | LevelError::Reload(_)) => Self::Failed(error.to_string()),
-        }
-    }
-}
 
 /// Answers the admin port.
 pub struct AdminServer {
     pub published: Arc<Published>,
     pub identities: Arc<Identities>,
     pub shards: Vec<Mailbox<Order>>,
-    /// In shared mode.
-    pub board: Option<Arc<Board>>,
+    pub pods: Pods,
     pub facts: Facts,
-    pub logs: Option<Arc<dyn LogLevels>>,
+    pub logging: Logging,
+    pub flows: FlowDesk,
     pub quit: mpsc::Sender<Quit>,
     /// How long `/quitquitquit` waits to be accepted.
     pub patience: Duration,
@@ -85,13 +46,24 @@ impl Handler for AdminServer {
     fn answer(&self, question: Question) -> Answering<'_> {
         Box::pin(async move {
             let query = question.uri.query().unwrap_or_default();
-            match question.uri.path() {
+            let parameter = |name: &str| parameter(query, name);
+            let path = question.uri.path();
+            if let Some(allow) = refused_method(path, &question.method) {
+                return http::not_allowed(allow);
+            }
+            match path {
                 "/" => dashboard(),
                 "/config_dump" => self.config_dump().await,
-                "/why" => why::answer(&self.published.load(), &self.settings, |name| parameter(query, name)),
-                "/logging" => logging(self.logs.as_deref(), &question.method, query),
-                "/quitquitquit" if question.method == Method::POST => self.quit().await,
-                "/quitquitquit" => http::empty(StatusCode::METHOD_NOT_ALLOWED),
+                "/why" => why::answer(&self.published.load(), &self.settings, parameter),
+                "/connections" => self.connections(parameter).await,
+                "/flows" => self.flows.answer(parameter).await,
+                "/pods" => self.pods().await,
+                "/shards" => self.shards().await,
+                "/services" => self.services().await,
+                "/certificates" => self.certificates(),
+                "/logging" => self.logging.answer(&question.method, parameter),
+                "/drain" => self.drain(parameter).await,
+                "/quitquitquit" => self.quit().await,
                 "/debug/pprof/profile" => cpu_profile(query),
                 "/debug/pprof/heap" => {
                     http::plain(StatusCode::INTERNAL_SERVER_ERROR, "heap profiling is not enabled\n")
@@ -103,16 +75,33 @@ impl Handler for AdminServer {
     }
 }
 
+/// The methods that a path is for, where this isn't one of them. What the reference answers to any method is answered
+/// to any; `/logging` has its own words.
+fn refused_method(path: &str, method: &Method) -> Option<&'static str> {
+    let (is_allowed, allow) = match path {
+        "/quitquitquit" | "/drain" => (method == Method::POST, "POST"),
+        "/why" | "/connections" | "/flows" | "/pods" | "/shards" | "/services" | "/certificates" => {
+            (method == Method::GET || method == Method::HEAD, "GET, HEAD")
+        }
+        _ => return None,
+    };
+    (!is_allowed).then_some(allow)
+}
+
 impl AdminServer {
     async fn config_dump(&self) -> Reply {
-        let live = match &self.board {
-            Some(_) => shards::ask(&self.shards, Order::Connections).await.concat(),
+        let board = self.pods.board.as_ref();
+        let live = match board {
+            Some(_) => {
+                let order = |_, answer| Order::Connections(answer);
+                shards::ask_each(&self.shards, SURVEY_DEADLINE_MS, order).await.concat()
+            }
             None => Vec::new(),
         };
         let dump = Dump {
             snapshot: &self.published.load(),
             identities: &self.identities.all(),
-            pods: self.board.as_ref().map(|board| board.pods()),
+            pods: board.map(|board| board.pods()),
             live: &live,
             version: &self.facts.version,
             config: &self.facts.config,
@@ -127,7 +116,47 @@ impl AdminServer {
         }
     }
 
+    /// Lets go of one pod, as if it were about to leave, or with none named of everything: the process ends.
+    async fn drain(&self, parameter: impl Fn(&str) -> Option<String>) -> Reply {
+        let grace = match parameter("grace").map(|grace| grace.parse::<u64>()) {
+            None => self.settings.termination_deadline,
+            Some(Ok(seconds)) if seconds <= DRAIN_MOST_S => Duration::from_secs(seconds),
+            Some(_) => {
+                let body = format!("invalid grace value; expected seconds, 0-{DRAIN_MOST_S}\n");
+                return http::text(StatusCode::BAD_REQUEST, body);
+            }
+        };
+        let Some(name) = parameter("pod").filter(|name| !name.is_empty()) else {
+            if parameter("grace").is_some() {
+                let body = "the whole proxy's grace is CONNECTION_TERMINATION_DEADLINE\n";
+                return http::text(StatusCode::BAD_REQUEST, body);
+            }
+            self.accepted().await;
+            return http::json(&json!({"draining": "proxy", "graceSeconds": grace.as_secs()}));
+        };
+        let Some((uid, info)) = self.pods.find(&name) else {
+            return http::text(StatusCode::NOT_FOUND, format!("no pod {name:?} on this node\n"));
+        };
+        info!(pod = %format_args!("{}/{}", info.namespace, info.name), "drain of a pod, within {grace:?}");
+        for shard in &self.shards {
+            if shard.post(Order::DrainPod { uid: uid.clone(), grace }).is_err() {
+                return http::text(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "a shard takes no orders now: try again\n",
+                );
+            }
+        }
+        let pod = json!({"uid": uid, "name": info.name, "namespace": info.namespace});
+        http::json(&json!({"draining": "pod", "pod": pod, "graceSeconds": grace.as_secs()}))
+    }
+
     async fn quit(&self) -> Reply {
+        self.accepted().await;
+        http::text(StatusCode::OK, "shutdown now\n")
+    }
+
+    /// Asks the process to end, and waits until it has heard it.
+    async fn accepted(&self) {
         let (accept, accepted) = oneshot::channel();
         let asked = async {
             self.quit.send(accept).await.ok()?;
@@ -138,7 +167,6 @@ impl AdminServer {
             Ok(_) => info!("Shutdown completed gracefully"),
             Err(_) => warn!("Graceful shutdown did not complete in {patience:?}, terminating now"),
         }
-        http::text(StatusCode::OK, "shutdown now\n")
     }
 }
 
@@ -151,6 +179,13 @@ fn dashboard() -> Reply {
         ("quitquitquit", "shut down (POST)"),
         ("config_dump", "mesh, configuration, certificates and connections as JSON"),
         ("why", "what would become of a connection: ?from=NAMESPACE/POD&to=HOST:PORT"),
+        ("connections", "live connections: ?namespace=, pod=, from=, to=, direction=, limit="),
+        ("flows", "connections that have ended: ?last=N, follow, verdict=, and those of connections"),
+        ("pods", "pods of this node, and what they carried"),
+        ("services", "services, and what was carried for them"),
+        ("shards", "worker threads, and what they have in hand"),
+        ("certificates", "certificates of this node's identities"),
+        ("drain", "let go of one pod, ?pod=NAMESPACE/NAME&grace=SECONDS, or of all (POST)"),
         ("logging", "log levels: show and change (POST)"),
     ];
     let rows: String = ROWS
@@ -162,47 +197,6 @@ fn dashboard() -> Reply {
          {rows}</table></body></html>\n"
     );
     http::with_header(http::plain(StatusCode::OK, page), CONTENT_TYPE.as_str(), "text/html; charset=utf-8")
-}
-
-const LOGGING_HELP: &str = "
-usage: POST /logging                                       (shows the filter in force)
-usage: POST /logging?level=LEVEL                           (changes the level of everything)
-usage: POST /logging?level=TARGET1=LEVEL1,TARGET2=LEVEL2   (changes the level of single targets; reset: as at start)
-
-hint: levels are off, error, warn, info, debug, trace
-hint: a target is the name in front of a message, such as access or ztunnel::inpod
-";
-
-fn logging(logs: Option<&dyn LogLevels>, method: &Method, query: &str) -> Reply {
-    if method != Method::POST {
-        return http::text(StatusCode::METHOD_NOT_ALLOWED, format!("Invalid HTTP method\n {LOGGING_HELP}"));
-    }
-    let Some(logs) = logs else {
-        let body = format!("failed to get the log level: logging is not initialized\n {LOGGING_HELP}");
-        return http::text(StatusCode::INTERNAL_SERVER_ERROR, body);
-    };
-    let mut current = logs.current();
-    if parameter(query, "reset").is_some() {
-        match logs.reset() {
-            Ok(filter) => current = filter,
-            Err(error) => return level_refused("reset", error),
-        }
-    }
-    if let Some(level) = parameter(query, "level").filter(|level| !level.is_empty()) {
-        match logs.set(&level) {
-            Ok(filter) => current = filter,
-            Err(error) => return level_refused(&level, error),
-        }
-    }
-    http::text(StatusCode::OK, format!("current log level is {current}\n"))
-}
-
-fn level_refused(level: &str, refused: LevelRefused) -> Reply {
-    let body = match refused {
-        LevelRefused::Invalid => format!("Invalid level provided: {level}\n{LOGGING_HELP}"),
-        LevelRefused::Failed(error) => format!("Failed to set new level: {error}\n{LOGGING_HELP}"),
-    };
-    http::text(StatusCode::BAD_REQUEST, body)
 }
 
 fn cpu_profile(query: &str) -> Reply {
@@ -228,7 +222,7 @@ fn heap_profiling(query: &str) -> Reply {
 }
 
 /// The first value of a query parameter, percent-decoded; empty where it stands without a value.
-fn parameter(query: &str, name: &str) -> Option<String> {
+pub(super) fn parameter(query: &str, name: &str) -> Option<String> {
     query.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         (percent_decoded(key) == name).then(|| percent_decoded(value))

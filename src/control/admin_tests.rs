@@ -1,67 +1,14 @@
 //! The admin port, path by path.
 
 use super::*;
-use std::sync::Mutex;
 
+use tokio::sync::watch;
+
+use crate::bridge::order::PodInfo;
 use crate::control::http::Server;
 use crate::control::http::test::{body, get};
 use crate::control::test_support::Shards;
 use crate::mesh::snapshot::Snapshot;
-
-/// A filter that behaves like the real one.
-struct Levels(Mutex<String>);
-
-const DEFAULT: &str = "hickory_server::server=off,info";
-
-impl LogLevels for Levels {
-    fn current(&self) -> String {
-        self.0.lock().unwrap().clone()
-    }
-
-    fn set(&self, level: &str) -> Result<String, LevelRefused> {
-        match level {
-            "bogus" => Err(LevelRefused::Invalid),
-            "broken=info" => Err(LevelRefused::Failed("reload failure: gone".into())),
-            _ => {
-                *self.0.lock().unwrap() = level.to_owned();
-                Ok(level.to_owned())
-            }
-        }
-    }
-
-    fn reset(&self) -> Result<String, LevelRefused> {
-        self.set(DEFAULT)
-    }
-}
-
-fn says(logs: &Levels, method: &str, query: &str) -> (u16, String) {
-    let reply = logging(Some(logs), &method.parse().unwrap(), query);
-    assert_eq!(reply.headers()[CONTENT_TYPE], "text/plain");
-    (reply.status().as_u16(), body(reply))
-}
-
-#[test]
-fn log_levels_are_shown_changed_and_reset() {
-    let logs = Levels(Mutex::new(DEFAULT.into()));
-    let ok = |filter: &str| (200, format!("current log level is {filter}\n"));
-    assert_eq!(says(&logs, "POST", ""), ok(DEFAULT));
-    assert_eq!(says(&logs, "POST", "level="), ok(DEFAULT));
-    assert_eq!(says(&logs, "POST", "level=debug"), ok("debug"));
-    assert_eq!(says(&logs, "POST", "level=ztunnel%3A%3Axds=trace%2Cinfo"), ok("ztunnel::xds=trace,info"));
-    assert_eq!(says(&logs, "POST", "reset"), ok(DEFAULT));
-    assert_eq!(says(&logs, "POST", "reset=false&level=warn"), ok("warn"));
-    let (status, text) = says(&logs, "POST", "level=bogus");
-    assert!(
-        status == 400 && text.starts_with("Invalid level provided: bogus\n\nusage: POST /logging"),
-        "{text}"
-    );
-    let (status, text) = says(&logs, "POST", "level=broken=info");
-    assert!(status == 400 && text.starts_with("Failed to set new level: reload failure: gone\n"), "{text}");
-    let (status, text) = says(&logs, "GET", "level=debug");
-    assert!(status == 405 && text.starts_with("Invalid HTTP method\n \nusage: "), "{text}");
-    assert_eq!((text.matches("usage: ").count(), text.matches("hint: ").count()), (3, 2));
-    assert_eq!(logging(None, &Method::POST, "").status(), 500);
-}
 
 #[test]
 fn profile_parameters_are_checked_as_in_the_reference() {
@@ -106,13 +53,16 @@ fn server(shards: &Shards, quit: mpsc::Sender<Quit>) -> AdminServer {
         event_loop: String::new(),
         event_loop_cause: String::new(),
     };
+    let info = PodInfo { name: "client".into(), namespace: "default".into(), service_account: "sa".into() };
+    let pods = Pods { board: Some(Arc::default()), own: [("pod-a".into(), info)].into() };
     AdminServer {
         published: Arc::new(Published::new(Snapshot::default())),
         identities: Arc::default(),
         shards: shards.mailboxes.clone(),
-        board: Some(Arc::default()),
+        pods: pods.clone(),
         facts,
-        logs: None,
+        logging: Logging::new(None),
+        flows: FlowDesk::new(shards.mailboxes.clone(), pods, watch::channel(false).1),
         quit,
         patience: Duration::from_millis(50),
         settings: Arc::new(crate::control::test_support::settings()),
@@ -125,7 +75,7 @@ async fn every_path_answers_with_its_status_type_and_body() {
     let shards = Shards::start(2, |_| Default::default());
     let bound = Server::bind("admin", &["127.0.0.1:0".parse().unwrap()]).unwrap();
     let address = bound.addresses()[0];
-    let (_close, closing) = tokio::sync::watch::channel(false);
+    let (_close, closing) = watch::channel(false);
     let (quit, mut quits) = mpsc::channel::<Quit>(1);
     let _serving = bound.serve(Arc::new(server(&shards, quit)), &closing).unwrap();
     for (method, path, status, content_type) in [
@@ -134,6 +84,18 @@ async fn every_path_answers_with_its_status_type_and_body() {
         ("POST", "/config_dump", 200, Some("application/json")),
         ("GET", "/nope", 404, None),
         ("GET", "/quitquitquit", 405, None),
+        ("POST", "/connections", 405, None),
+        ("DELETE", "/flows", 405, None),
+        ("GET", "/drain", 405, None),
+        ("HEAD", "/pods", 200, Some("application/json")),
+        ("GET", "/certificates", 200, Some("application/json")),
+        ("GET", "/services", 200, Some("application/json")),
+        ("GET", "/flows?verdict=denied", 200, Some("application/x-ndjson")),
+        ("GET", "/flows?verdict=maybe", 400, Some("text/plain")),
+        ("GET", "/connections?limit=x", 400, Some("text/plain")),
+        ("POST", "/drain?pod=default/nobody", 404, Some("text/plain")),
+        ("POST", "/drain?pod=pod-a&grace=x", 400, Some("text/plain")),
+        ("POST", "/drain?grace=5", 400, Some("text/plain")),
         ("GET", "/debug/pprof/heap", 500, None),
         ("GET", "/logging", 405, Some("text/plain")),
     ] {
@@ -161,5 +123,47 @@ async fn every_path_answers_with_its_status_type_and_body() {
     // Nobody accepts the shutdown: the answer comes all the same.
     let answer = get(address, "POST", "/quitquitquit").await;
     assert!(answer.ends_with("\r\n\r\nshutdown now\n"), "{answer}");
+    assert!(quits.try_recv().is_ok());
+}
+
+#[tokio::test]
+async fn what_runs_is_told_with_names() {
+    let shards = Shards::start(2, |_| Default::default());
+    let (quit, mut quits) = mpsc::channel::<Quit>(1);
+    let server = server(&shards, quit);
+    let ask = |method: &'static str, path: &'static str| {
+        let question = http::test::ask(method, path);
+        let answer = server.answer(question);
+        async move {
+            let reply = answer.await;
+            let bytes = http_body_util::BodyExt::collect(reply.into_body()).await.unwrap().to_bytes();
+            serde_json::from_slice::<serde_json::Value>(&bytes).unwrap()
+        }
+    };
+    let all = ask("GET", "/connections?to=10.0.0.2").await;
+    assert_eq!((all["total"].as_u64(), all["shards"]["answering"].as_u64()), (Some(2), Some(2)));
+    let (connecting, open) = (&all["items"][0], &all["items"][1]);
+    assert_eq!((connecting["state"].as_str(), open["state"].as_str()), (Some("connecting"), Some("open")));
+    assert_eq!(open["pod"]["name"], "client");
+    assert_eq!(open["source"]["identity"], "spiffe://cluster.local/ns/default/sa/client");
+    assert_eq!(open["service"], "default/web.default.svc.cluster.local");
+    let sums = ["bytesSent", "bytesReceived", "ageMs"].map(|key| open[key].as_u64().unwrap());
+    assert_eq!(sums, [3, 4, 1_500]);
+    let some = ask("GET", "/connections?limit=1").await;
+    assert_eq!((some["items"].as_array().unwrap().len(), some["total"].as_u64()), (1, Some(2)));
+    assert_eq!(ask("GET", "/connections?from=10.9.9.9").await["total"], 0);
+    let pods = ask("GET", "/pods").await;
+    assert_eq!(
+        (pods["items"][0]["state"].as_str(), pods["items"][0]["opened"].as_u64()),
+        (Some("Up"), Some(4))
+    );
+    let on = ask("GET", "/shards").await;
+    assert_eq!(
+        (on["items"][1]["shard"].as_u64(), on["items"][1]["connections"].as_u64()),
+        (Some(1), Some(1))
+    );
+    assert_eq!(ask("POST", "/drain?pod=default/client&grace=7").await["graceSeconds"], 7);
+    assert!(quits.try_recv().is_err());
+    assert_eq!(ask("POST", "/drain").await["draining"], "proxy");
     assert!(quits.try_recv().is_ok());
 }

@@ -123,9 +123,13 @@ fn serve(
             done.lock().unwrap().push(format!("stop {uid}"));
             Letter::Stopped { uid, shard }
         }
-        Order::Look | Order::Drain { .. } | Order::Scrape(_) | Order::Connections(_) => {
-            panic!("not an order of this thread")
-        }
+        Order::Look
+        | Order::Drain { .. }
+        | Order::DrainPod { .. }
+        | Order::Scrape(_)
+        | Order::Connections(_)
+        | Order::Flows { .. }
+        | Order::Status(_) => panic!("not an order of this thread"),
     };
     post.post(letter).unwrap();
 }

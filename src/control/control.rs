@@ -27,13 +27,16 @@ use crate::bridge::order::{Order, Pod, PodKind};
 use crate::bridge::published::Published;
 use crate::bridge::report::Report;
 use crate::bridge::settings::Settings;
-use crate::control::admin::{AdminServer, LogLevels};
+use crate::control::admin::AdminServer;
 use crate::control::ca::Ca;
 use crate::control::cni::{Board, Cni, Letter};
 use crate::control::crl::RevocationFile;
+use crate::control::flows::FlowDesk;
 use crate::control::heartbeat::Heartbeat;
 use crate::control::hosts::{HostDesk, NameServers};
 use crate::control::http::{BindError, Server, Serving};
+use crate::control::live::Pods;
+use crate::control::logging::{LogLevels, Logging};
 use crate::control::mesh_thread::{self, Answer, MeshThread, Seed, Update};
 use crate::control::metrics::MetricsServer;
 use crate::control::publish::{Orders, Source};
@@ -71,6 +74,8 @@ pub struct Wiring {
     pub readiness_addresses: Vec<SocketAddr>,
     pub metrics_addresses: Vec<SocketAddr>,
     pub admin_addresses: Vec<SocketAddr>,
+    /// `RINGWAY_ADMIN_SOCKET`.
+    pub admin_socket: Option<PathBuf>,
     pub facts: Facts,
     pub lines: LineSink,
     /// `None`: `/logging` says that logging isn't there.
@@ -156,11 +161,14 @@ impl Control {
         if let Mode::Shared { .. } = wiring.mode {
             readiness.expect(PODS, Some("waits for the mesh's state before it calls the CNI agent".into()));
         }
-        let servers = [
+        let mut servers = [
             Server::bind("readiness", &wiring.readiness_addresses)?,
             Server::bind("admin", &wiring.admin_addresses)?,
             Server::bind("stats", &wiring.metrics_addresses)?,
         ];
+        if let (Some(path), [_, admin, _]) = (&wiring.admin_socket, &mut servers) {
+            admin.also_at(path)?;
+        }
         Ok(Self { readiness, registry: Registry::default(), servers, wiring })
     }
 
@@ -194,13 +202,18 @@ impl Control {
         let (quit, quits) = mpsc::channel(4);
         let board = Arc::new(Board::default());
         let mut serving = vec![ready.serve(Arc::new(ReadinessServer(readiness.clone())), &closing)?];
+        let pods = Pods {
+            board: matches!(wiring.mode, Mode::Shared { .. }).then(|| board.clone()),
+            own: wiring.own.iter().map(|pod| (pod.uid.clone(), pod.info.clone())).collect(),
+        };
         let admin_server = AdminServer {
             published: wiring.published.clone(),
             identities: wiring.identities.clone(),
             shards: wiring.shards.clone(),
-            board: matches!(wiring.mode, Mode::Shared { .. }).then(|| board.clone()),
+            flows: FlowDesk::new(wiring.shards.clone(), pods.clone(), closing.clone()),
+            pods,
             facts: wiring.facts.clone(),
-            logs: wiring.logs.clone(),
+            logging: Logging::new(wiring.logs.clone()),
             quit,
             patience: wiring.settings.termination_deadline,
             settings: wiring.settings.clone(),

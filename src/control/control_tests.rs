@@ -1,6 +1,8 @@
 //! The whole control thread, its shards being threads that answer.
 
 use super::*;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
 use crate::bridge::order::PodInfo;
 use crate::bridge::report::ShardStats;
 
@@ -84,6 +86,7 @@ fn start_with(
         readiness_addresses: anywhere.clone(),
         metrics_addresses: anywhere.clone(),
         admin_addresses: anywhere,
+        admin_socket: None,
         facts,
         lines: LineSink::new(crossbeam::channel::bounded(1).0),
         logs: None,
@@ -222,6 +225,55 @@ async fn a_control_plane_that_is_not_there_is_named() {
     let scene = told_by(nobody);
     let pending = "not ready, pending: proxy, state manager\n";
     becomes(&scene, pending, "no stream from http://plane: gRPC connection error connecting to").await;
+    get(scene.admin, "POST", "/quitquitquit").await;
+    scene.thread.join().unwrap().unwrap();
+}
+
+/// Who opens many connections, stays silent, asks slowly or reads nothing keeps nobody from anything.
+#[tokio::test]
+async fn a_flood_at_the_admin_port_holds_up_neither_a_push_nor_a_probe() {
+    let mut plane = Plane::start().await;
+    let scene = told_by(plane.address);
+    let mut dialogue = plane.stream().await;
+    dialogue.opening().await;
+    assert_eq!(dialogue.told(ADDRESS_TYPE, vec![told_pod("web", "1", 1)], &[]).await, None);
+    assert_eq!(dialogue.told(AUTHORIZATION_TYPE, vec![policy("deny")], &[]).await, None);
+    becomes(&scene, "ready\n", "").await;
+    let over = Arc::new(AtomicBool::new(false));
+    let opened = Arc::new(AtomicUsize::new(0));
+    let (admin, stop, count) = (scene.admin, over.clone(), opened.clone());
+    let flood = std::thread::spawn(move || {
+        use std::io::Write;
+        let requests: [&[u8]; 5] = [
+            b"",
+            b"GET /connec",
+            b"GET /config_dump HTTP/1.1\r\nhost: a\r\n\r\n",
+            b"GET /flows?follow HTTP/1.1\r\nhost: a\r\n\r\n",
+            b"POST /drain HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n",
+        ];
+        let mut open = VecDeque::new();
+        while !stop.load(Ordering::Relaxed) {
+            for request in requests {
+                let Ok(mut stream) = std::net::TcpStream::connect(admin) else { continue };
+                let _ = stream.write_all(request);
+                open.push_back(stream);
+                count.fetch_add(1, Ordering::Relaxed);
+            }
+            open.drain(..open.len().saturating_sub(300));
+        }
+    });
+    let mut version = 1_u8;
+    while opened.load(Ordering::Relaxed) < 500 {
+        version = version % 200 + 1;
+        let pods = vec![told_pod("web", &version.to_string(), version)];
+        assert_eq!(dialogue.told(ADDRESS_TYPE, pods, &[]).await, None);
+        assert!(get(scene.ready, "GET", "/healthz/ready").await.ends_with("\r\n\r\nready\n"));
+    }
+    over.store(true, Ordering::Relaxed);
+    flood.join().unwrap();
+    // And it is answered again, once the flood is over.
+    let answer = get(scene.admin, "GET", "/certificates").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     get(scene.admin, "POST", "/quitquitquit").await;
     scene.thread.join().unwrap().unwrap();
 }

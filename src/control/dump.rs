@@ -7,7 +7,8 @@ use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 
 use crate::bridge::identities::{Known, Standing};
-use crate::bridge::report::{LiveConnection, LiveProtocol};
+use crate::bridge::report::LiveConnection;
+use crate::control::live::protocol;
 use crate::control::session::PodView;
 use crate::mesh::identity::Identity;
 use crate::mesh::snapshot::Snapshot;
@@ -43,7 +44,8 @@ impl Dump<'_> {
     }
 }
 
-fn mesh(snapshot: &Snapshot) -> Map<String, Value> {
+/// Workloads, services and policies.
+pub(super) fn mesh(snapshot: &Snapshot) -> Map<String, Value> {
     let workloads = snapshot.workloads().map(|workload| dump::workload(workload));
     let services =
         snapshot.services().map(|service| dump::service(service, snapshot.endpoints(&service.key)));
@@ -77,11 +79,7 @@ fn connection(live: &LiveConnection) -> Value {
         "src": live.src.to_string(),
         "originalDst": live.original_dst,
         "actualDst": live.actual_dst.to_string(),
-        "protocol": match live.protocol {
-            LiveProtocol::Tcp => "TCP",
-            LiveProtocol::Hbone => "HBONE",
-            LiveProtocol::DoubleHbone => "DOUBLEHBONE",
-        },
+        "protocol": protocol(live.protocol),
     })
 }
 
@@ -123,7 +121,7 @@ fn one_certificate(info: &CertificateInfo) -> Value {
 }
 
 /// Whole seconds of UTC; nothing for a year that RFC 3339 can't write.
-fn moment(at: SystemTime) -> String {
+pub(super) fn moment(at: SystemTime) -> String {
     let at = OffsetDateTime::from(at).replace_nanosecond(0).unwrap_or(OffsetDateTime::UNIX_EPOCH);
     at.format(&Rfc3339).unwrap_or_default()
 }

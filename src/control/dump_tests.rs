@@ -1,6 +1,7 @@
 //! Shapes of the dump against a real one.
 
 use super::*;
+use crate::bridge::report::LiveProtocol;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -73,6 +74,9 @@ fn pods_are_shown_with_their_own_connections_only() {
         original_dst: original_dst.map(str::to_owned),
         actual_dst: "10.99.2.10:15008".parse().unwrap(),
         protocol,
+        shard: 0,
+        detail: None,
+        policy: None,
     };
     let live = [
         live("uid-client", false, Some("10.99.2.10:7000"), LiveProtocol::Hbone),

@@ -31,6 +31,11 @@ pub(super) fn read(text: &str) -> Result<LocalConfig, FileError> {
     form.unwrap_or_default().into_config()
 }
 
+/// The same of a document that is plain data already.
+pub(super) fn from_json(document: serde_json::Value) -> Result<LocalConfig, FileError> {
+    FileForm::deserialize(document).map_err(|error| FileError::Schema(error.to_string()))?.into_config()
+}
+
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct FileForm {

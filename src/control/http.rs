@@ -1,34 +1,41 @@
 //! A small HTTP/1.1 server for readiness, metrics and admin. It knows addresses, deadlines and bounds; what is
 //! answered is a `Handler`'s. Never used on the way of traffic.
 
+mod body;
+mod listen;
+mod patient;
+
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::Full;
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{ALLOW, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{AcquireError, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::AbortHandle;
 use tracing::info;
 
 use crate::base::limits::{
-    ACCEPT_PAUSE_MS, HTTP_BUFFER_BYTES, HTTP_CONNECTIONS, HTTP_HEADER_DEADLINE_MS, LINGER_MS,
+    ACCEPT_PAUSE_MS, HTTP_BODY_BYTES, HTTP_BUFFER_BYTES, HTTP_CONNECTIONS, HTTP_HEADER_DEADLINE_MS,
+    HTTP_WRITE_DEADLINE_MS, LINGER_MS,
 };
+pub use body::Body;
+use listen::{Bound, Listener, SocketFile, Wire};
+use patient::Patient;
 
 /// Method, path, query and headers of a request; no server here reads a body.
 pub type Question = Parts;
-pub type Reply = Response<Full<Bytes>>;
+pub type Reply = Response<Body>;
 pub type Answering<'a> = Pin<Box<dyn Future<Output = Reply> + Send + 'a>>;
 
 /// What answers the requests of one server.
@@ -41,7 +48,7 @@ pub trait Handler: Send + Sync + 'static {
 #[error("{component} server starts: failed to bind to address {address}: {error}")]
 pub struct BindError {
     pub component: &'static str,
-    pub address: SocketAddr,
+    pub address: String,
     #[source]
     pub error: io::Error,
 }
@@ -49,32 +56,40 @@ pub struct BindError {
 /// A bound server. Connections queue in the kernel until it is served.
 pub struct Server {
     component: &'static str,
-    listeners: Vec<(SocketAddr, std::net::TcpListener)>,
+    listeners: Vec<Bound>,
     connections: Arc<Semaphore>,
     header_deadline: Duration,
+    write_deadline: Duration,
 }
 
 impl Server {
     /// Binds every address; no runtime is needed for it.
     pub fn bind(component: &'static str, addresses: &[SocketAddr]) -> Result<Self, BindError> {
-        let mut listeners = Vec::new();
-        for &address in addresses {
-            let bound = std::net::TcpListener::bind(address).and_then(|listener| {
-                listener.set_nonblocking(true)?;
-                Ok((listener.local_addr()?, listener))
-            });
-            match bound {
-                Ok(listener) => listeners.push(listener),
-                Err(error) => return Err(BindError { component, address, error }),
-            }
-        }
-        let connections = Arc::new(Semaphore::new(HTTP_CONNECTIONS));
-        let header_deadline = Duration::from_millis(HTTP_HEADER_DEADLINE_MS);
-        Ok(Self { component, listeners, connections, header_deadline })
+        let refused =
+            |address: SocketAddr| move |error| BindError { component, address: address.to_string(), error };
+        let listeners: Result<Vec<Bound>, BindError> =
+            addresses.iter().map(|address| Bound::tcp(*address).map_err(refused(*address))).collect();
+        Ok(Self {
+            component,
+            listeners: listeners?,
+            connections: Arc::new(Semaphore::new(HTTP_CONNECTIONS)),
+            header_deadline: Duration::from_millis(HTTP_HEADER_DEADLINE_MS),
+            write_deadline: Duration::from_millis(HTTP_WRITE_DEADLINE_MS),
+        })
     }
 
+    /// Answers at a socket in the file system as well, which its owner alone may use. A socket that is there already is
+    /// replaced, anything else is an error. It is removed with the server.
+    pub fn also_at(&mut self, path: &Path) -> Result<(), BindError> {
+        let component = self.component;
+        let refused = |error| BindError { component, address: path.display().to_string(), error };
+        self.listeners.push(Bound::unix(path).map_err(refused)?);
+        Ok(())
+    }
+
+    /// The TCP addresses.
     pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.listeners.iter().map(|(address, _)| *address).collect()
+        self.listeners.iter().filter_map(Bound::address).collect()
     }
 
     /// Serves until `closing` says so or goes away. Must be called on the control thread's runtime.
@@ -83,10 +98,15 @@ impl Server {
         handler: Arc<dyn Handler>,
         closing: &watch::Receiver<bool>,
     ) -> Result<Serving, BindError> {
-        let Self { component, listeners, connections, header_deadline } = self;
-        for (address, listener) in listeners {
-            let listener =
-                TcpListener::from_std(listener).map_err(|error| BindError { component, address, error })?;
+        let Self { component, listeners, connections, header_deadline, write_deadline } = self;
+        let mut files = Vec::new();
+        for bound in listeners {
+            let address = bound.to_string();
+            let (listener, file) = bound.listen().map_err(|error| {
+                let address = address.clone();
+                BindError { component, address, error }
+            })?;
+            files.extend(file);
             info!(target: "ztunnel::hyper_util", address = %address, component, "listener established");
             let loop_ = AcceptLoop {
                 component,
@@ -95,16 +115,18 @@ impl Server {
                 connections: connections.clone(),
                 closing: closing.clone(),
                 header_deadline,
+                write_deadline,
             };
             tokio::spawn(loop_.run(listener));
         }
-        Ok(Serving { connections })
+        Ok(Serving { connections, _files: files })
     }
 }
 
 /// A server at work.
 pub struct Serving {
     connections: Arc<Semaphore>,
+    _files: Vec<SocketFile>,
 }
 
 impl Serving {
@@ -118,15 +140,16 @@ impl Serving {
 
 struct AcceptLoop {
     component: &'static str,
-    address: SocketAddr,
+    address: String,
     handler: Arc<dyn Handler>,
     connections: Arc<Semaphore>,
     closing: watch::Receiver<bool>,
     header_deadline: Duration,
+    write_deadline: Duration,
 }
 
 impl AcceptLoop {
-    async fn run(self, listener: TcpListener) {
+    async fn run(self, listener: Listener) {
         let mut closing = self.closing.clone();
         let mut open = VecDeque::new();
         loop {
@@ -136,7 +159,7 @@ impl AcceptLoop {
                 accepted = listener.accept() => accepted,
             };
             match accepted {
-                Ok((stream, _)) => {
+                Ok(stream) => {
                     open.retain(|other: &AbortHandle| !other.is_finished());
                     let Ok(permit) = self.room(&mut open).await else { break };
                     open.push_back(tokio::spawn(self.converse(stream, permit)).abort_handle());
@@ -150,7 +173,12 @@ impl AcceptLoop {
     }
 
     /// One connection, from its first request to its end.
-    fn converse(&self, stream: TcpStream, permit: OwnedSemaphorePermit) -> impl Future<Output = ()> + use<> {
+    fn converse(
+        &self,
+        stream: Box<dyn Wire>,
+        permit: OwnedSemaphorePermit,
+    ) -> impl Future<Output = ()> + use<> {
+        let stream = Patient::new(stream, self.write_deadline);
         let handler = self.handler.clone();
         let mut closing = self.closing.clone();
         let deadline = self.header_deadline;
@@ -159,7 +187,11 @@ impl AcceptLoop {
                 let handler = handler.clone();
                 async move {
                     let (question, _) = request.into_parts();
-                    Ok::<Reply, std::convert::Infallible>(handler.answer(question).await)
+                    Ok::<Reply, std::convert::Infallible>(if announces_too_much(&question.headers) {
+                        with_header(empty(StatusCode::PAYLOAD_TOO_LARGE), CONNECTION.as_str(), "close")
+                    } else {
+                        handler.answer(question).await
+                    })
                 }
             });
             let connection = http1::Builder::new()
@@ -198,18 +230,39 @@ impl AcceptLoop {
     }
 }
 
+/// Nobody here reads a body, and one that is left unread costs the connection; a large one isn't even begun with.
+fn announces_too_much(headers: &HeaderMap) -> bool {
+    let length = headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    length.is_some_and(|length| length > HTTP_BODY_BYTES)
+}
+
+/// The path is there, but not for this method; `allow` lists those it is for.
+pub fn not_allowed(allow: &'static str) -> Reply {
+    with_header(empty(StatusCode::METHOD_NOT_ALLOWED), ALLOW.as_str(), allow)
+}
+
 /// A reply without body and content type.
 pub fn empty(status: StatusCode) -> Reply {
-    let mut reply = Response::new(Full::default());
+    let mut reply = Response::new(Body::from(Bytes::new()));
     *reply.status_mut() = status;
     reply
 }
 
 /// A reply without content type.
 pub fn plain(status: StatusCode, body: impl Into<Bytes>) -> Reply {
-    let mut reply = Response::new(Full::new(body.into()));
+    let mut reply = Response::new(Body::from(body.into()));
     *reply.status_mut() = status;
     reply
+}
+
+/// A reply of type application/json; a value that can't be written is our own fault.
+pub fn json(value: &impl serde::Serialize) -> Reply {
+    match serde_json::to_string_pretty(value) {
+        Ok(body) => {
+            with_header(plain(StatusCode::OK, body + "\n"), CONTENT_TYPE.as_str(), "application/json")
+        }
+        Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+    }
 }
 
 /// A reply of type text/plain.
@@ -238,6 +291,7 @@ pub mod test {
     use super::*;
     use http_body_util::BodyExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
 
     /// A question as a client would put it.
     pub fn ask(method: &str, path: &str) -> Question {
@@ -269,74 +323,4 @@ pub mod test {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::test::exchange;
-    use super::*;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-    struct Echo;
-
-    impl Handler for Echo {
-        fn answer(&self, question: Question) -> Answering<'_> {
-            Box::pin(async move { text(StatusCode::OK, format!("{} {}", question.method, question.uri)) })
-        }
-    }
-
-    fn here() -> [SocketAddr; 1] {
-        ["127.0.0.1:0".parse().unwrap()]
-    }
-
-    #[tokio::test]
-    async fn a_request_is_answered_even_after_a_half_close_and_closing_ends_everything() {
-        let server = Server::bind("admin", &here()).unwrap();
-        let address = server.addresses()[0];
-        let (close, closing) = watch::channel(false);
-        let serving = server.serve(Arc::new(Echo), &closing).unwrap();
-        let answer = exchange(address, b"GET /x?y HTTP/1.1\r\nhost: a\r\n\r\n").await;
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with("GET /x?y"), "{answer}");
-        let idle = TcpStream::connect(address).await.unwrap();
-        close.send(true).unwrap();
-        serving.finish().await;
-        assert!(TcpStream::connect(address).await.is_err(), "it listens still");
-        drop(idle);
-    }
-
-    #[tokio::test]
-    async fn oversized_and_broken_requests_are_refused() {
-        let server = Server::bind("admin", &here()).unwrap();
-        let address = server.addresses()[0];
-        let (_close, closing) = watch::channel(false);
-        let _serving = server.serve(Arc::new(Echo), &closing).unwrap();
-        let large = format!("GET / HTTP/1.1\r\nhost: {}\r\n\r\n", "a".repeat(20_000));
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        let _ = stream.write_all(large.as_bytes()).await;
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer).await;
-        assert!(!answer.starts_with(b"HTTP/1.1 200"));
-        assert!(exchange(address, b"\x16\x03\x01\x00\xff\r\n\r\n").await.starts_with("HTTP/1.1 400"));
-        assert!(exchange(address, b"GET / HTTP/1.1\r\nhost: a\r\n\r\n").await.starts_with("HTTP/1.1 200"));
-    }
-
-    #[tokio::test]
-    async fn a_client_that_sends_no_headers_is_let_go() {
-        let mut server = Server::bind("admin", &here()).unwrap();
-        server.header_deadline = Duration::from_millis(50);
-        let address = server.addresses()[0];
-        let (_close, closing) = watch::channel(false);
-        let _serving = server.serve(Arc::new(Echo), &closing).unwrap();
-        let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(b"GET / HTTP/1.1\r\nhost:").await.unwrap();
-        let mut answer = Vec::new();
-        let ended = tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut answer)).await;
-        assert!(ended.is_ok(), "the connection is still open");
-    }
-
-    #[test]
-    fn a_taken_port_is_named() {
-        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = taken.local_addr().unwrap();
-        let error = Server::bind("stats", &[address]).err().unwrap().to_string();
-        let starts = format!("stats server starts: failed to bind to address {address}: ");
-        assert!(error.starts_with(&starts), "{error}");
-    }
-}
+mod tests;

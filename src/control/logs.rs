@@ -122,6 +122,11 @@ impl Logs {
         self.install(&self.default)
     }
 
+    /// Back to a filter that `current` told; answers it.
+    pub fn restore(&self, filter: &str) -> Result<String, LevelError> {
+        self.install(filter)
+    }
+
     fn install(&self, directives: &str) -> Result<String, LevelError> {
         let filter = EnvFilter::try_new(directives)?;
         let text = filter.to_string();

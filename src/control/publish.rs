@@ -126,9 +126,13 @@ mod tests {
                 seen.push(match order {
                     Order::Stop { uid, .. } => uid.to_string(),
                     Order::Look => "look".to_owned(),
-                    Order::Start(_) | Order::Drain { .. } | Order::Scrape(_) | Order::Connections(_) => {
-                        panic!("nobody posted this")
-                    }
+                    Order::Start(_)
+                    | Order::Drain { .. }
+                    | Order::DrainPod { .. }
+                    | Order::Scrape(_)
+                    | Order::Connections(_)
+                    | Order::Flows { .. }
+                    | Order::Status(_) => panic!("nobody posted this"),
                 });
             }
             if done {

@@ -3,15 +3,19 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crate::base::text::Text;
+use crate::bridge::flow::{
+    Flow, FlowEnd, FlowPage, FlowVerdict, LiveDetail, Parties, PodTraffic, ShardStatus,
+};
 use crate::bridge::mailbox::{Letterbox, Mailbox, mailbox};
 use crate::bridge::order::Order;
-use crate::bridge::report::{Report, ShardStats};
+use crate::bridge::report::{LiveConnection, LiveProtocol, Report, ShardStats};
 use crate::bridge::settings::{DnsSettings, Settings};
 use crate::mesh::dns::Names;
 use crate::mesh::identity::TrustDomains;
+use crate::wire::access_log::Direction;
 
 pub fn settings() -> Settings {
     let any = |port| std::net::SocketAddr::new(std::net::Ipv6Addr::UNSPECIFIED.into(), port);
@@ -111,7 +115,82 @@ fn answer(shard: usize, order: Order, report: &Mailbox<Report>, stats: fn(usize)
         Order::Drain { .. } => Report::Drained { shard },
         Order::Look => return,
         Order::Scrape(to) => return drop(to.send(stats(shard))),
-        Order::Connections(to) => return drop(to.send(Vec::new())),
+        Order::Connections(to) => return drop(to.send(vec![live(shard)])),
+        Order::Flows { after, answer } => return drop(answer.send(page(shard, after))),
+        Order::Status(to) => {
+            let traffic = PodTraffic { uid: "pod-a".into(), live: 1, opened: 2, ..PodTraffic::default() };
+            return drop(to.send(ShardStatus {
+                shard,
+                connections: 1,
+                pods: vec![traffic],
+                ..ShardStatus::default()
+            }));
+        }
+        Order::DrainPod { .. } => return,
     };
     assert!(report.post(letter).is_ok());
+}
+
+/// What each shard says it carries: a call of default/client to the service web.
+pub fn parties() -> Parties {
+    let end = |name: &str| FlowEnd {
+        workload: name.into(),
+        namespace: "default".into(),
+        cluster: "Kubernetes".into(),
+        identity: Some(format!("spiffe://cluster.local/ns/default/sa/{name}")),
+    };
+    Parties {
+        pod: "pod-a".into(),
+        direction: Direction::Outbound,
+        src: "10.0.0.1:40000".parse().unwrap(),
+        dst: "10.0.0.2:15008".parse().unwrap(),
+        dst_name: None,
+        authority: Some("10.0.0.2:8080".into()),
+        source: end("client"),
+        destination: end("server"),
+        service: Some("default/web.default.svc.cluster.local".into()),
+        via: None,
+    }
+}
+
+fn live(shard: usize) -> LiveConnection {
+    LiveConnection {
+        pod: "pod-a".into(),
+        inbound: false,
+        src: "10.0.0.1:40000".parse().unwrap(),
+        original_dst: Some("10.1.0.1:80".into()),
+        actual_dst: "10.0.0.2:15008".parse().unwrap(),
+        protocol: LiveProtocol::Hbone,
+        shard,
+        detail: (shard == 0).then(|| LiveDetail {
+            parties: parties(),
+            sent_bytes: 3,
+            received_bytes: 4,
+            age: Duration::from_millis(1_500),
+        }),
+        policy: None,
+    }
+}
+
+/// One that ended, of verdict n: three in all; three more are lost to whoever asks for the first.
+pub fn flow(verdict: FlowVerdict, seconds: u64) -> Flow {
+    Flow {
+        ended: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
+        lasted: Duration::from_millis(5),
+        parties: parties(),
+        sent_bytes: 1,
+        received_bytes: 2,
+        attempts: 1,
+        verdict,
+        error: (verdict != FlowVerdict::Allowed).then(|| "why".into()),
+    }
+}
+
+fn page(shard: usize, after: u64) -> FlowPage {
+    let all: Vec<Flow> =
+        (0_u64..).zip(FlowVerdict::ALL).map(|(at, verdict)| flow(verdict, 10 * at)).collect();
+    let start = if after == 0 { 4 } else { after.clamp(4, 7) };
+    let lost = if after == 0 { 0 } else { start.saturating_sub(after) };
+    let skipped = usize::try_from(start - 4).unwrap();
+    FlowPage { shard, flows: all.into_iter().skip(skipped).collect(), next: 7, lost }
 }

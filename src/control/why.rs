@@ -12,6 +12,7 @@ use crate::base::net::Captured;
 use crate::bridge::settings::Settings;
 use crate::control::http::{self, Reply};
 use crate::mesh::authority::Authority;
+use crate::mesh::identity::TrustDomains;
 use crate::mesh::route::Request;
 use crate::mesh::seen::View;
 use crate::mesh::snapshot::Snapshot;
@@ -20,7 +21,7 @@ use crate::mesh::workload::Workload;
 
 /// A question that can't be answered.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-enum Unasked {
+pub enum Unasked {
     #[error("which connection? usage: /why?from=NAMESPACE/POD&to=ADDRESS-OR-HOST:PORT[&format=json]")]
     Incomplete,
     #[error("no workload {0:?} is known: expected NAMESPACE/NAME, or one of its addresses")]
@@ -38,7 +39,15 @@ pub(super) fn answer(
     parameter: impl Fn(&str) -> Option<String>,
 ) -> Reply {
     let told = match (parameter("from"), parameter("to")) {
-        (Some(from), Some(to)) => explain(snapshot, settings, &from, &to),
+        (Some(from), Some(to)) => {
+            let sight = Sight {
+                network: &settings.network,
+                ipv6: settings.ipv6,
+                least_connections: settings.least_connections,
+                domains: &settings.trust_domains,
+            };
+            explain(snapshot, &sight, &from, &to)
+        }
         _ => Err(Unasked::Incomplete),
     };
     match told {
@@ -52,22 +61,29 @@ pub(super) fn answer(
     }
 }
 
-fn explain(snapshot: &Snapshot, settings: &Settings, from: &str, to: &str) -> Result<Why, Unasked> {
-    let source =
-        source(snapshot, &settings.network, from).ok_or_else(|| Unasked::NoSource(from.to_owned()))?;
+/// What of the configuration decides about connections.
+pub(super) struct Sight<'a> {
+    pub network: &'a str,
+    pub ipv6: bool,
+    pub least_connections: bool,
+    pub domains: &'a TrustDomains,
+}
+
+pub(super) fn explain(snapshot: &Snapshot, sight: &Sight<'_>, from: &str, to: &str) -> Result<Why, Unasked> {
+    let source = source(snapshot, sight.network, from).ok_or_else(|| Unasked::NoSource(from.to_owned()))?;
     let target = target(snapshot, source, to)?;
     let alike = |ip: &&IpAddr| ip.is_ipv4() == target.is_ipv4();
     let own = source.addresses.iter().find(alike).or(source.addresses.first()).copied();
     let request = Request {
         snapshot,
-        network: &settings.network,
+        network: sight.network,
         source,
         caller: own.unwrap_or(target.ip()),
         target: Captured(target),
-        ipv6: settings.ipv6,
-        view: View { least_connections: settings.least_connections, ..View::default() },
+        ipv6: sight.ipv6,
+        view: View { least_connections: sight.least_connections, ..View::default() },
     };
-    Ok(why(&request, &settings.trust_domains, &mut fastrand::Rng::new()))
+    Ok(why(&request, sight.domains, &mut fastrand::Rng::new()))
 }
 
 fn source<'a>(snapshot: &'a Snapshot, network: &str, from: &str) -> Option<&'a Arc<Workload>> {

@@ -77,6 +77,11 @@ impl TrustDomains {
         Ok(Self(all.into()))
     }
 
+    /// All names, our own first; none where we know of none.
+    pub fn names(&self) -> &[Text] {
+        &self.0
+    }
+
     /// Every name that means the same as `domain`: itself first, then, where it is one of ours, our others.
     pub fn equivalent<'a>(&'a self, domain: &'a Text) -> impl Iterator<Item = &'a Text> {
         let ours = if self.holds(domain) { &*self.0 } else { &[] };

@@ -35,11 +35,10 @@ impl Explicit<'_> {
             Destination::Name { host, port } => match resolve(world, source, host).await {
                 Ok(ip) => SocketAddr::new(ip, *port),
                 Err(failure) => {
-                    let (src, name) = (source.0, to.to_string());
+                    let (src, name) = (source.0, Some(to.to_string().into()));
                     let dst = SocketAddr::from((Ipv4Addr::UNSPECIFIED, *port));
-                    let name = Some(&*name);
                     let denied = Denied { direction: Direction::Outbound, src, dst, name, via: Some(via) };
-                    deny(&world.shard, denied, &failure);
+                    deny(world, denied, &failure);
                     return Err(failure);
                 }
             },

@@ -31,7 +31,6 @@ use crate::shard::stream::{Cut, Stream};
 use crate::shard::table::{Entered, Entry, Original, Subject};
 use crate::shard::tunnel::Tunnel;
 use crate::sys::origdst::original_destination;
-use crate::wire::access_log::Direction;
 use crate::wire::h2::{Code, RequestHead};
 use crate::wire::hbone::{Authority, baggage_of, forwarded_host, parse_baggage};
 use crate::wire::proxy_protocol::header;
@@ -82,7 +81,7 @@ async fn shake(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Link
     match handshake.await {
         Ok(tunnel) => Some(Link { tunnel, source, local }),
         Err(failure) => {
-            deny_early(&world.shard, Direction::Inbound, source.0, local, &failure);
+            deny_early(world, source.0, local, &failure);
             None
         }
     }
@@ -114,7 +113,7 @@ async fn prepare(
         Ok(checked) => checked,
         Err((status, failure)) => {
             refuse(status);
-            deny_early(&world.shard, Direction::Inbound, link.source.0, link.local, &failure);
+            deny_early(world, link.source.0, link.local, &failure);
             return None;
         }
     };
@@ -173,6 +172,7 @@ fn enter(
     let record = Record::open(
         &world.shard,
         About {
+            pod: world.tally.clone(),
             reporter: Reporter::Destination,
             src_addr: link.source.0,
             dst_addr: link.local,
@@ -197,8 +197,11 @@ fn enter(
             destination: found.upstream.0,
             asked: found.asked,
         })),
+        detail: None,
     };
-    (record, world.shard.table.enter_at(local, snapshot, entry))
+    let entered = world.shard.table.enter_at(local, snapshot, entry);
+    record.show_in(&entered);
+    (record, entered)
 }
 
 /// Everything that can refuse a request before a policy is asked: the status, and why.

@@ -140,7 +140,7 @@ impl Outbound<'_> {
             Err(failure) => {
                 let (src, dst) = (self.source.0, self.target.0);
                 let denied = Denied { direction: Direction::Outbound, src, dst, name: None, via: self.via };
-                deny(shard, denied, &failure);
+                deny(self.world, denied, &failure);
                 return Err(failure);
             }
         };
@@ -176,6 +176,7 @@ impl Outbound<'_> {
         }
         let mut record = opening.open();
         record.reached();
+        record.show_in(&entered);
         Ok(There { arrived, record, closer, entered, live })
     }
 
@@ -273,6 +274,7 @@ impl Outbound<'_> {
             },
             closer: closer.clone(),
             subject: None,
+            detail: None,
         }
     }
 
@@ -280,6 +282,7 @@ impl Outbound<'_> {
         let tunnelled = plan.carrier != Carrier::Tcp;
         let destination_identity = plan.destination.as_deref().map(Workload::identity);
         About {
+            pod: self.world.tally.clone(),
             reporter: Reporter::Source,
             src_addr: self.source.0,
             dst_addr: plan.upstream.0,

@@ -20,7 +20,6 @@ use crate::shard::socket::{Held, Socket};
 use crate::shard::splice::Splice;
 use crate::shard::table::{Entered, Entry, Original, Subject};
 use crate::sys::origdst::original_destination;
-use crate::wire::access_log::Direction;
 
 /// Carries one plain connection to the pod's application.
 pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
@@ -37,7 +36,7 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(S
     let Entrance { mut record, entered, closer, local } = match enter(world, source, target).await {
         Ok(entered) => entered,
         Err(failure) => {
-            deny_early(shard, Direction::Inbound, source.0, target.0, &failure);
+            deny_early(world, source.0, target.0, &failure);
             return None;
         }
     };
@@ -75,6 +74,7 @@ async fn enter(world: &Rc<PodWorld>, source: Source, target: Captured) -> Result
     let record = Record::open(
         shard,
         About {
+            pod: world.tally.clone(),
             reporter: Reporter::Destination,
             src_addr: source.0,
             dst_addr: target.0,
@@ -100,8 +100,10 @@ async fn enter(world: &Rc<PodWorld>, source: Source, target: Captured) -> Result
             destination: target.0,
             asked: None,
         })),
+        detail: None,
     };
     let entered = shard.table.enter_at(&local, &snapshot, entry);
+    record.show_in(&entered);
     Ok(Entrance { record, entered, closer, local })
 }
 

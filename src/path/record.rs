@@ -8,17 +8,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::base::level::Level;
-use crate::base::text::Text;
+use crate::base::limits;
+use crate::base::text::{Text, beginning};
+use crate::bridge::flow::{FlowEnd, FlowVerdict, Parties};
 use crate::mesh::identity::Identity;
-use crate::mesh::labels::{Labels, Party, Reporter, Security, ServiceLabels};
+use crate::mesh::labels::{Flag, Labels, Party, Reporter, Security, ServiceLabels};
 use crate::mesh::service::Service;
 use crate::mesh::workload::Workload;
 use crate::shard::Shard;
 use crate::shard::closer::CloseReason;
-use crate::shard::failure::Failure;
+use crate::shard::failure::{Failure, Status};
+use crate::shard::flows::{Describe, Ended};
 use crate::shard::meter::Meter;
+use crate::shard::pod::PodWorld;
 use crate::shard::relay::Ending;
 use crate::shard::stats::bump;
+use crate::shard::table::Entered;
+use crate::shard::tally::Tally;
 use crate::wire::access_log::{AccessLine, Direction, End, Event, HboneAddr, Ours, Via};
 
 const MILLION: u32 = 1_000_000;
@@ -35,6 +41,8 @@ pub struct Side {
 
 /// What is known of a connection when its record opens.
 pub struct About {
+    /// Whose connection it is.
+    pub pod: Rc<Tally>,
     pub reporter: Reporter,
     pub src_addr: SocketAddr,
     /// Outbound: the next hop. Inbound HBONE: the address of port 15008 that the tunnel came to.
@@ -52,7 +60,7 @@ pub struct About {
 /// See above.
 pub struct Record {
     shard: Rc<Shard>,
-    about: Box<About>,
+    about: Rc<About>,
     attempts: u32,
     setup: Option<Duration>,
     meter: Rc<Meter>,
@@ -69,8 +77,9 @@ impl Record {
     pub fn open_since(shard: &Rc<Shard>, about: About, started: Instant, attempts: u32) -> Self {
         let counters = shard.stats.of(about.labels());
         counters.open();
+        about.pod.opened();
         let meter = Meter::new(counters, started);
-        let (shard, about) = (shard.clone(), Box::new(about));
+        let (shard, about) = (shard.clone(), Rc::new(about));
         let record = Self { shard, about, attempts, setup: None, meter, closed: false };
         record.write(Event::Opened, Duration::ZERO, None, None);
         record
@@ -78,6 +87,11 @@ impl Record {
 
     pub fn meter(&self) -> &Rc<Meter> {
         &self.meter
+    }
+
+    /// From here on, operators are told of the live connection what this record knows.
+    pub fn show_in(&self, entered: &Entered) {
+        entered.describe(self.about.clone(), self.meter.clone());
     }
 
     /// The far side is there, and bytes may flow.
@@ -106,10 +120,33 @@ impl Record {
 
     fn settle(&mut self, failure: Option<&Failure>, reason: Option<&'static str>) {
         self.closed = true;
-        let flag = failure.map_or(crate::mesh::labels::Flag::None, Failure::flag);
+        let flag = failure.map_or(Flag::None, Failure::flag);
         self.meter.counters().close(flag);
+        let lasted = self.meter.started.elapsed();
         let error = failure.map(|failure| failure as &dyn Display);
-        self.write(Event::Complete, self.meter.started.elapsed(), error, reason);
+        self.write(Event::Complete, lasted, error, reason);
+        let (sent_bytes, received_bytes) = self.sent_and_received();
+        let verdict = verdict(failure);
+        self.about.pod.ended(verdict, sent_bytes, received_bytes);
+        self.shard.flows.push(Ended {
+            at: SystemTime::now(),
+            lasted,
+            about: self.about.clone(),
+            sent_bytes,
+            received_bytes,
+            attempts: self.attempts,
+            verdict,
+            error: failure.map(told),
+        });
+    }
+
+    /// As the log tells it: outbound, client to server; inbound, server to client.
+    fn sent_and_received(&self) -> (u64, u64) {
+        let (to_server, to_client) = (self.meter.to_server(), self.meter.to_client());
+        match self.about.reporter {
+            Reporter::Source => (to_server, to_client),
+            Reporter::Destination => (to_client, to_server),
+        }
     }
 
     fn write(
@@ -121,8 +158,7 @@ impl Record {
     ) {
         let about = &self.about;
         let mutual = about.security == Security::MutualTls;
-        let (to_server, to_client) = (self.meter.to_server(), self.meter.to_client());
-        let outbound = about.reporter == Reporter::Source;
+        let (bytes_sent, bytes_recv) = self.sent_and_received();
         let line = AccessLine {
             event,
             src_addr: about.src_addr,
@@ -132,9 +168,9 @@ impl Record {
             dst_hbone_addr: about.hbone_addr.as_deref().map(hbone_addr),
             dst_service: about.service.as_ref().map(|service| &*service.key.hostname),
             dst: about.destination.end(mutual),
-            direction: if outbound { Direction::Outbound } else { Direction::Inbound },
-            bytes_sent: if outbound { to_server } else { to_client },
-            bytes_recv: if outbound { to_client } else { to_server },
+            direction: about.direction(),
+            bytes_sent,
+            bytes_recv,
             duration,
             error,
             ours: Ours {
@@ -167,29 +203,45 @@ pub fn closed(reason: CloseReason) -> Failure {
     }
 }
 
-/// A connection that is refused before anything is known of it: a line, but no metrics.
-pub fn deny_early(shard: &Rc<Shard>, direction: Direction, src: SocketAddr, dst: SocketAddr, why: &Failure) {
-    deny(shard, Denied { direction, src, dst, name: None, via: None }, why);
+/// A failure in words that are kept: some of them may be a peer's.
+fn told(failure: &Failure) -> Text {
+    beginning(&failure.to_string(), limits::FLOW_ERROR_BYTES).into()
+}
+
+/// What an ending means to operators. 401 is how the far side says that a policy of its own refuses.
+fn verdict(failure: Option<&Failure>) -> FlowVerdict {
+    match failure {
+        None => FlowVerdict::Allowed,
+        Some(Failure::Status(Status(401 | 403))) => FlowVerdict::Denied,
+        Some(failure) if failure.flag() == Flag::Deny => FlowVerdict::Denied,
+        Some(_) => FlowVerdict::Failed,
+    }
+}
+
+/// A connection that came in and is refused before anything is known of it: a line, but no metrics.
+pub fn deny_early(world: &PodWorld, src: SocketAddr, dst: SocketAddr, why: &Failure) {
+    deny(world, Denied { direction: Direction::Inbound, src, dst, name: None, via: None }, why);
 }
 
 /// A connection that is refused before anything is known of it.
-pub struct Denied<'a> {
+#[derive(Clone)]
+pub struct Denied {
     pub direction: Direction,
     pub src: SocketAddr,
     pub dst: SocketAddr,
     /// Told instead of `dst`, where that isn't known.
-    pub name: Option<&'a str>,
+    pub name: Option<Text>,
     pub via: Option<Via>,
 }
 
 /// See `deny_early`.
-pub fn deny(shard: &Rc<Shard>, denied: Denied<'_>, why: &Failure) {
+pub fn deny(world: &PodWorld, denied: Denied, why: &Failure) {
     let line = AccessLine {
         event: Event::Failed,
         src_addr: denied.src,
         src: End::default(),
         dst_addr: denied.dst,
-        dst_name: denied.name,
+        dst_name: denied.name.as_deref(),
         dst_hbone_addr: None,
         dst_service: None,
         dst: End::default(),
@@ -198,9 +250,50 @@ pub fn deny(shard: &Rc<Shard>, denied: Denied<'_>, why: &Failure) {
         bytes_recv: 0,
         duration: Duration::ZERO,
         error: Some(why),
-        ours: Ours { reason: Some(why.reason()), shard: shard.index, via: denied.via, ..Ours::default() },
+        ours: Ours {
+            reason: Some(why.reason()),
+            shard: world.shard.index,
+            via: denied.via,
+            ..Ours::default()
+        },
     };
-    write_line(shard, &line);
+    write_line(&world.shard, &line);
+    let verdict = verdict(Some(why));
+    world.tally.ended(verdict, 0, 0);
+    world.shard.flows.push(Ended {
+        at: SystemTime::now(),
+        lasted: Duration::ZERO,
+        about: Rc::new(Unopened { pod: world.tally.uid.clone(), denied }),
+        sent_bytes: 0,
+        received_bytes: 0,
+        attempts: 1,
+        verdict,
+        error: Some(told(why)),
+    });
+}
+
+/// What is known of a connection whose record never opened.
+struct Unopened {
+    pod: Text,
+    denied: Denied,
+}
+
+impl Describe for Unopened {
+    fn describe(&self) -> Parties {
+        let Denied { direction, src, dst, name, via } = self.denied.clone();
+        Parties {
+            pod: self.pod.clone(),
+            direction,
+            src,
+            dst,
+            dst_name: name,
+            authority: None,
+            source: FlowEnd::default(),
+            destination: FlowEnd::default(),
+            service: None,
+            via,
+        }
+    }
 }
 
 fn write_line(shard: &Rc<Shard>, line: &AccessLine<'_>) {
@@ -233,7 +326,32 @@ fn hbone_addr(text: &str) -> HboneAddr<'_> {
     text.parse().map_or(HboneAddr::Named(text), HboneAddr::Address)
 }
 
+impl Describe for About {
+    fn describe(&self) -> Parties {
+        let mutual = self.security == Security::MutualTls;
+        Parties {
+            pod: self.pod.uid.clone(),
+            direction: self.direction(),
+            src: self.src_addr,
+            dst: self.dst_addr,
+            dst_name: None,
+            authority: self.hbone_addr.clone(),
+            source: self.source.told(mutual),
+            destination: self.destination.told(mutual),
+            service: self.service.as_ref().map(|service| service.key.to_string()),
+            via: self.via,
+        }
+    }
+}
+
 impl About {
+    fn direction(&self) -> Direction {
+        match self.reporter {
+            Reporter::Source => Direction::Outbound,
+            Reporter::Destination => Direction::Inbound,
+        }
+    }
+
     fn labels(&self) -> Labels {
         Labels {
             reporter: self.reporter,
@@ -248,6 +366,17 @@ impl About {
 impl Side {
     pub fn of(workload: Option<Arc<Workload>>, identity: Option<Identity>) -> Self {
         Self { workload, told: None, identity }
+    }
+
+    fn told(&self, mutual: bool) -> FlowEnd {
+        let end = self.end(mutual);
+        let text = |value: Option<&str>| value.unwrap_or_default().into();
+        FlowEnd {
+            workload: text(end.workload),
+            namespace: text(end.namespace),
+            cluster: text(end.cluster),
+            identity: end.identity.map(ToString::to_string),
+        }
     }
 
     fn party(&self) -> Option<Party> {

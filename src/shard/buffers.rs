@@ -40,6 +40,13 @@ impl Default for Buffers {
     }
 }
 
+impl Buffers {
+    /// What both hold.
+    pub fn bytes(&self) -> usize {
+        self.bulk.borrow().len() + self.small.borrow().capacity()
+    }
+}
+
 /// The payload places of the slots, `bytes` in total; those past it are empty.
 pub fn payload_places(scratch: &mut [u8], bytes: usize) -> [IoSliceMut<'_>; RECORDS_A_TURN] {
     let mut left = bytes;

@@ -6,6 +6,7 @@ pub mod closer;
 pub mod decision;
 pub mod dns;
 pub mod failure;
+pub mod flows;
 pub mod gate;
 pub mod half_close;
 mod handover;
@@ -30,7 +31,9 @@ pub mod spares;
 pub mod splice;
 pub mod stats;
 pub mod stream;
+mod survey;
 pub mod table;
+pub mod tally;
 #[cfg(test)]
 mod tests;
 pub mod told;

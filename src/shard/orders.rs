@@ -19,6 +19,7 @@ use crate::shard::ready::{Woke, wait};
 use crate::shard::recheck;
 use crate::shard::shard::within;
 use crate::shard::signal::Signal;
+use crate::shard::survey;
 
 /// Takes orders until a drain has been ordered and has ended.
 pub(super) async fn carry_out(shard: &Rc<Shard>, orders: Letterbox<Order>) {
@@ -59,7 +60,16 @@ fn carry_out_one(shard: &Rc<Shard>, order: Order, drained: &Signal) {
             }
             drop(answer.try_send(report));
         }
-        Order::Connections(answer) => drop(answer.try_send(shard.table.report())),
+        Order::Connections(answer) => {
+            let shard = shard.clone();
+            monoio::spawn(async move { drop(answer.try_send(survey::connections(&shard).await)) });
+        }
+        Order::Flows { after, answer } => drop(answer.try_send(shard.flows.page(shard.index, after))),
+        Order::Status(answer) => {
+            let shard = shard.clone();
+            monoio::spawn(async move { drop(answer.try_send(survey::status(&shard).await)) });
+        }
+        Order::DrainPod { uid, grace } => drain_pod(shard, &uid, grace),
         Order::Drain { grace } => {
             shard.draining.set(true);
             let (shard, drained) = (shard.clone(), drained.clone());
@@ -102,6 +112,17 @@ fn stop(shard: &Rc<Shard>, uid: Text, how: Ending) {
         }
         let index = shard.index;
         shard.report(Report::Stopped { uid, shard: index }).await;
+    });
+}
+
+/// The pod stays on the shard, without listeners, until it is stopped.
+fn drain_pod(shard: &Rc<Shard>, uid: &Text, grace: Duration) {
+    let Some(world) = shard.pods.borrow().get(uid).filter(|world| !world.is_draining()).cloned() else {
+        return;
+    };
+    monoio::spawn(async move {
+        let _ = within(millis(grace), end_gracefully(&world, grace)).await;
+        world.end().await;
     });
 }
 

@@ -26,6 +26,7 @@ use crate::shard::ready::give_way;
 use crate::shard::socket::Socket;
 use crate::shard::spares::Spares;
 use crate::shard::stats::{OpenSocket, bump};
+use crate::shard::tally::Tally;
 use crate::shard::told::Told;
 use crate::shard::tunnel::Tunnel;
 use crate::sys::listener::{self, ListenError, ListenerPlan, Listening};
@@ -118,6 +119,7 @@ pub struct PodWorld {
     draining: Cell<bool>,
     spares: Spares,
     pub dns: PodDns,
+    pub tally: Rc<Tally>,
 }
 
 impl PodWorld {
@@ -137,6 +139,7 @@ impl PodWorld {
             nested: Rc::new(Pool::new(limits::NESTED_STREAMS, shard.stats.clone())),
             dialogues: Places::new(limits::PROXY_DIALOGUES),
             dialogue_refused: Told::default(),
+            tally: Rc::new(Tally::new(pod.uid.clone())),
             pod,
             keeps_source,
             gate: Rc::default(),
@@ -286,6 +289,18 @@ impl PodWorld {
         self.nested.tick();
         self.spares.tick();
         self.dns.tick();
+    }
+
+    /// Whether it takes nothing new.
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.get()
+    }
+
+    /// How many tunnels are up that we dialled, and how many that peers did.
+    pub(super) fn tunnel_counts(&self) -> (usize, usize) {
+        let tunnels = self.tunnels.borrow();
+        let outbound = tunnels.iter().filter(|(_, idle_release)| idle_release.is_some()).count();
+        (outbound, tunnels.len() - outbound)
     }
 
     /// Every tunnel that is up.

@@ -20,6 +20,7 @@ use crate::bridge::settings::Settings;
 use crate::mesh::seen::Seen;
 use crate::shard::buffers::Buffers;
 use crate::shard::dns::Datagram;
+use crate::shard::flows::Flows;
 use crate::shard::orders;
 use crate::shard::pod::{Accepted, PodWorld, Port};
 use crate::shard::signal::Broadcast;
@@ -64,6 +65,8 @@ pub struct Shard {
     pub buffers: Rc<Buffers>,
     pub stats: Rc<Stats>,
     pub table: Rc<Table>,
+    /// Connections that have ended.
+    pub flows: Flows,
     pub random: RefCell<fastrand::Rng>,
     pub descriptors: DescriptorRoom,
     /// What connections of this shard have met.
@@ -104,6 +107,7 @@ pub async fn run(seed: Seed) {
         buffers: Rc::default(),
         stats: Rc::default(),
         table,
+        flows: Flows::default(),
         random: RefCell::new(fastrand::Rng::new()),
         descriptors: DescriptorRoom::keeping(limits::RESERVED_DESCRIPTORS),
         datagram: RefCell::default(),

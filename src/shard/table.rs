@@ -11,6 +11,7 @@ use std::sync::Arc;
 use slab::Slab;
 
 use crate::base::text::Text;
+use crate::bridge::flow::LiveDetail;
 use crate::bridge::report::{LiveConnection, LiveProtocol};
 use crate::mesh::admit::{Call, Decision, Verdict, decide, may_ask_for};
 use crate::mesh::guard::Guard;
@@ -18,6 +19,9 @@ use crate::mesh::identity::{Identity, TrustDomains};
 use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::Workload;
 use crate::shard::closer::{CloseReason, Closer};
+use crate::shard::flows::Describe;
+use crate::shard::meter::Meter;
+use crate::wire::access_log::Direction;
 
 /// One live connection.
 pub struct Entry {
@@ -29,6 +33,14 @@ pub struct Entry {
     pub closer: Closer,
     /// Whom policies decide about; none for outbound connections.
     pub subject: Option<Box<Subject>>,
+    /// Once the far side is reached.
+    pub detail: Option<Detail>,
+}
+
+/// What an open record knows of the connection.
+pub struct Detail {
+    pub about: Rc<dyn Describe>,
+    pub meter: Rc<Meter>,
 }
 
 /// Where the connection was meant to go.
@@ -129,16 +141,19 @@ impl Table {
         }
     }
 
-    /// Everything, for one dump.
-    pub fn report(&self) -> Vec<LiveConnection> {
-        let groups = self.groups();
-        let all = groups.iter().flat_map(|group| {
-            group.entries.borrow().iter().map(|(_, entry)| entry.report()).collect::<Vec<_>>()
-        });
-        all.collect()
+    /// One entry as operators are told of it.
+    pub fn report(&self, shard: usize, group: &Group, entry: &Entry, snapshot: &Snapshot) -> LiveConnection {
+        let subject = entry.subject.as_ref();
+        let verdict =
+            subject.and_then(|subject| self.decide(group, subject, snapshot)).map(|said| said.verdict);
+        let policy = match verdict {
+            Some(Verdict::Allowed { by: Some(ground) }) => Some(ground.name()),
+            Some(Verdict::Allowed { by: None } | Verdict::Denied(_)) | None => None,
+        };
+        LiveConnection { shard, policy, ..entry.report() }
     }
 
-    fn groups(&self) -> Vec<Rc<Group>> {
+    pub(super) fn groups(&self) -> Vec<Rc<Group>> {
         std::iter::once(self.outbound.clone()).chain(self.inbound.borrow().values().cloned()).collect()
     }
 
@@ -227,17 +242,20 @@ impl Group {
         self.asked.borrow().keys().filter(|pair| !may(pair)).copied().collect()
     }
 
-    /// Shows so many entries, from a place on; the place to go on from, if there are more.
+    /// Shows so many entries that policies decide about, from a place on; the place to go on from, if there are more.
     pub fn each(&self, from: usize, count: usize, mut look: impl FnMut(&Entry, &Subject)) -> Option<usize> {
-        let entries = self.entries.borrow();
-        let end = from.saturating_add(count);
-        for key in from..end.min(entries.capacity()) {
-            if let Some(entry) = entries.get(key)
-                && let Some(subject) = &entry.subject
-            {
+        self.slice(from, count, |entry| {
+            if let Some(subject) = &entry.subject {
                 look(entry, subject);
             }
-        }
+        })
+    }
+
+    /// The same for all entries.
+    pub fn slice(&self, from: usize, count: usize, look: impl FnMut(&Entry)) -> Option<usize> {
+        let entries = self.entries.borrow();
+        let end = from.saturating_add(count);
+        (from..end.min(entries.capacity())).filter_map(|key| entries.get(key)).for_each(look);
         (end < entries.capacity()).then_some(end)
     }
 }
@@ -254,6 +272,10 @@ impl Entry {
         self.subject.as_ref()?.foreign()
     }
 
+    pub(super) fn is_inbound(&self) -> bool {
+        matches!(self.original, Original::Host(_))
+    }
+
     fn report(&self) -> LiveConnection {
         let (inbound, original_dst) = match &self.original {
             Original::Captured(address) => (false, Some(address.to_string())),
@@ -266,11 +288,35 @@ impl Entry {
             original_dst,
             actual_dst: self.actual_dst,
             protocol: self.protocol,
+            shard: 0,
+            detail: self.detail.as_ref().map(Detail::told),
+            policy: None,
         }
     }
 }
 
+impl Detail {
+    /// The pod's applications sent so many bytes, and received so many.
+    pub fn sent_and_received(&self, inbound: bool) -> (u64, u64) {
+        let (to_server, to_client) = (self.meter.to_server(), self.meter.to_client());
+        if inbound { (to_client, to_server) } else { (to_server, to_client) }
+    }
+
+    fn told(&self) -> LiveDetail {
+        let parties = self.about.describe();
+        let (sent_bytes, received_bytes) = self.sent_and_received(parties.direction == Direction::Inbound);
+        LiveDetail { parties, sent_bytes, received_bytes, age: self.meter.started.elapsed() }
+    }
+}
+
 impl Entered {
+    /// The connection's record is open.
+    pub fn describe(&self, about: Rc<dyn Describe>, meter: Rc<Meter>) {
+        if let Some(entry) = self.group.entries.borrow_mut().get_mut(self.key) {
+            entry.detail = Some(Detail { about, meter });
+        }
+    }
+
     /// What the policies say about this connection now; none where no policy decides.
     pub fn decide(&self, snapshot: &Snapshot) -> Option<Decision> {
         let entries = self.group.entries.borrow();

@@ -15,6 +15,7 @@ pub mod proc;
 pub mod ring;
 pub mod signal;
 pub mod socket;
+pub mod terminal;
 #[cfg(test)]
 mod testing;
 pub mod udp;

@@ -1,9 +1,11 @@
 //! The process's own descriptors, how many it may have and has; and its threads' priority. Linux only, read from /proc.
 
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
 
@@ -23,6 +25,21 @@ pub fn be_nice(niceness: i32) -> io::Result<()> {
 /// The limit of descriptors in force; `None` where there is none.
 pub fn nofile() -> Option<u64> {
     getrlimit(Resource::Nofile).current
+}
+
+/// CPU time so far of this process's threads whose names begin so, by name.
+pub fn busy_of_threads(prefix: &str) -> HashMap<String, Duration> {
+    let mut busy = HashMap::new();
+    for task in fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {
+        // A thread may end while we look.
+        let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
+        let name = read("comm").trim_end().to_owned();
+        let nanoseconds = read("schedstat").split(' ').next().and_then(|word| word.parse().ok());
+        if let Some(nanoseconds) = nanoseconds.filter(|_| name.starts_with(prefix)) {
+            busy.insert(name, Duration::from_nanos(nanoseconds));
+        }
+    }
+    busy
 }
 
 /// Open descriptors of the process. One stat(2) where the kernel counts them (6.2 and later), else a listing.
@@ -105,6 +122,22 @@ mod tests {
                 assert!(room.is_there(), "room comes back");
             },
         );
+    }
+
+    #[test]
+    fn a_thread_that_works_is_busy() {
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let name = "busy-thread-0".to_owned();
+        let worker = std::thread::Builder::new().name(name.clone()).spawn(move || {
+            while stopped.try_recv() == Err(std::sync::mpsc::TryRecvError::Empty) {
+                std::hint::spin_loop();
+            }
+        });
+        while busy_of_threads("busy-thread-").get(&name).is_none_or(Duration::is_zero) {
+            std::thread::yield_now();
+        }
+        drop(stop);
+        worker.unwrap().join().unwrap();
     }
 
     #[test]

@@ -73,4 +73,3 @@ pub fn is_refused(world: &IstioWorld, to: &str, error: &str) {
         text(line, "error") == error && text(line, "dst.addr") == to && line["direction"] == "outbound"
     });
 }
-

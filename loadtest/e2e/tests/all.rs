@@ -9,6 +9,8 @@ mod ahead;
 mod certificates;
 #[path = "all/close.rs"]
 mod close;
+#[path = "all/command_line.rs"]
+mod command_line;
 #[path = "all/dns.rs"]
 mod dns;
 #[path = "all/dns_trouble.rs"]

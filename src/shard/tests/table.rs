@@ -34,6 +34,7 @@ fn entry(port: u16, inbound: bool, asked: Option<&str>, closer: &Closer) -> Entr
                 asked: asked.map(|ip| ip.parse().unwrap()),
             })
         }),
+        detail: None,
     }
 }
 
@@ -135,16 +136,24 @@ fn a_report_shows_what_is_open_and_nothing_else() {
     let server = Arc::new(pod("server", &["10.0.0.2"]));
     let outbound = table.enter(entry(80, false, None, &Closer::default()));
     let inbound = table.enter_at(&server, &mesh([]), entry(81, true, None, &Closer::default()));
-    let report = table.report();
+    let shown = || {
+        let (mut shown, snapshot) = (Vec::new(), mesh([]));
+        for group in table.groups() {
+            let none = group.slice(0, 100, |entry| shown.push(table.report(3, &group, entry, &snapshot)));
+            assert_eq!(none, None);
+        }
+        shown
+    };
+    let report = shown();
     assert_eq!((table.len(), report.len()), (2, 2));
     assert_eq!(report[0].original_dst.as_deref(), Some("10.0.0.2:80"));
-    assert!(!report[0].inbound && report[1].inbound);
+    assert!(!report[0].inbound && report[1].inbound && report[1].shard == 3);
     assert_eq!(report[1].original_dst.as_deref(), Some("server.default"));
     drop(outbound);
-    assert_eq!(table.report().len(), 1);
+    assert_eq!(shown().len(), 1);
     let again = table.enter(entry(82, false, None, &Closer::default()));
     drop(inbound);
-    assert_eq!(table.report()[0].actual_dst.port(), 82);
+    assert_eq!(shown()[0].actual_dst.port(), 82);
     drop(again);
     assert!(table.is_empty());
 }
