@@ -9,3 +9,4 @@ pub mod order;
 pub mod published;
 pub mod report;
 pub mod settings;
+pub mod tally;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam::channel::Sender;
 
 use crate::base::text::Text;
-use crate::bridge::report::{LiveConnection, ShardStats};
+use crate::bridge::report::{ConnectionCounts, LiveConnection, ShardStats};
 use crate::sys::netns::Netns;
 
 /// One order. Shards carry them out in the order they were posted.
@@ -19,8 +19,12 @@ pub enum Order {
     Look,
     /// The process ends: hand the listeners over, let connections go on for `grace`; answered with `Report::Drained`.
     Drain { grace: Duration },
+    /// Say that you live.
+    Beat(Sender<()>),
     /// Counters, for one scrape.
     Scrape(Sender<ShardStats>),
+    /// Take these counts of label sets back, as you told them: nobody has used the sets for long, on any shard.
+    Forget(Vec<ConnectionCounts>),
     /// Live connections, for one dump.
     Connections(Sender<Vec<LiveConnection>>),
 }

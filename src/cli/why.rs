@@ -89,7 +89,7 @@ mod tests {
     fn the_answer_is_printed_and_a_denial_is_exit_code_2() {
         let body = r#"{"allowed":false,"explanation":"because\n"}"#;
         let (request, code, out) = asked("200 OK", body, false);
-        assert_eq!(request, "GET /why?from=a%2Fb&to=%5B%3A%3A1%5D%3A80&format=json HTTP/1.1");
+        assert_eq!(request, "GET /why?from=a%2Fb&to=%5B%3A%3A1%5D%3A80&format=json HTTP/1.0");
         assert_eq!((code.unwrap(), out.as_str()), (exit::PROBLEMS, "because\n"));
         let body = r#"{"allowed":true,"explanation":"because\n"}"#;
         let (_, code, out) = asked("200 OK", body, true);

@@ -19,6 +19,7 @@ use crate::control::control::{Facts, Quit};
 use crate::control::dump::Dump;
 use crate::control::http::{self, Answering, Handler, Question, Reply};
 use crate::control::logs::{LevelError, Logs};
+use crate::control::pprof;
 use crate::control::publish::StaticConfig;
 use crate::control::shards;
 use crate::control::why;
@@ -92,11 +93,9 @@ impl Handler for AdminServer {
                 "/logging" => logging(self.logs.as_deref(), &question.method, query),
                 "/quitquitquit" if question.method == Method::POST => self.quit().await,
                 "/quitquitquit" => http::empty(StatusCode::METHOD_NOT_ALLOWED),
-                "/debug/pprof/profile" => cpu_profile(query),
-                "/debug/pprof/heap" => {
-                    http::plain(StatusCode::INTERNAL_SERVER_ERROR, "heap profiling is not enabled\n")
-                }
-                "/debug/pprof/heap/profiling" => heap_profiling(query),
+                "/debug/pprof/profile" => pprof::cpu(query).await,
+                "/debug/pprof/heap" => pprof::heap().await,
+                "/debug/pprof/heap/profiling" => pprof::heap_profiling(query),
                 _ => http::empty(StatusCode::NOT_FOUND),
             }
         })
@@ -145,9 +144,9 @@ impl AdminServer {
 /// What there is, as a page.
 fn dashboard() -> Reply {
     const ROWS: &[(&str, &str)] = &[
-        ("debug/pprof/profile", "CPU profile (not part of this build)"),
-        ("debug/pprof/heap", "heap profile (not part of this build)"),
-        ("debug/pprof/heap/profiling", "heap profiling on and off (not part of this build)"),
+        ("debug/pprof/profile", "CPU profile for pprof: ?seconds=10&frequency=100"),
+        ("debug/pprof/heap", "heap profile for pprof, while it is active"),
+        ("debug/pprof/heap/profiling", "heap profiling on and off: ?activate=true"),
         ("quitquitquit", "shut down (POST)"),
         ("config_dump", "mesh, configuration, certificates and connections as JSON"),
         ("why", "what would become of a connection: ?from=NAMESPACE/POD&to=HOST:PORT"),
@@ -205,30 +204,8 @@ fn level_refused(level: &str, refused: LevelRefused) -> Reply {
     http::text(StatusCode::BAD_REQUEST, body)
 }
 
-fn cpu_profile(query: &str) -> Reply {
-    let within = |name: &str, most: u32| match parameter(query, name) {
-        None => true,
-        Some(value) => value.parse::<u32>().is_ok_and(|value| (1..=most).contains(&value)),
-    };
-    if !within("seconds", 300) {
-        return http::plain(StatusCode::BAD_REQUEST, "invalid seconds value; expected 1-300\n");
-    }
-    if !within("frequency", 1_000) {
-        return http::plain(StatusCode::BAD_REQUEST, "invalid frequency value; expected 1-1000\n");
-    }
-    http::plain(StatusCode::INTERNAL_SERVER_ERROR, "CPU profiling is not part of this build\n")
-}
-
-fn heap_profiling(query: &str) -> Reply {
-    if let Some(value) = parameter(query, "activate").filter(|value| value != "true" && value != "false") {
-        let body = format!("invalid activate value {value:?}; expected true or false\n");
-        return http::plain(StatusCode::BAD_REQUEST, body);
-    }
-    http::plain(StatusCode::INTERNAL_SERVER_ERROR, "jemalloc profiling is not enabled\n")
-}
-
 /// The first value of a query parameter, percent-decoded; empty where it stands without a value.
-fn parameter(query: &str, name: &str) -> Option<String> {
+pub(super) fn parameter(query: &str, name: &str) -> Option<String> {
     query.split('&').find_map(|pair| {
         let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
         (percent_decoded(key) == name).then(|| percent_decoded(value))

@@ -6,9 +6,10 @@ use std::net::TcpStream;
 /// Status and body of one request on a fresh connection, of which no more than `most_bytes` are read. How long it may
 /// take is the stream's to say.
 pub fn ask(mut stream: TcpStream, method: &str, path: &str, most_bytes: u64) -> io::Result<(u16, String)> {
-    // In one piece: who answers early closes on what is still to come, and that resets the answer.
+    // In one piece: who answers early closes on what is still to come, and that resets the answer. By HTTP/1.0, so that
+    // a long answer comes as it is, not in chunks.
     let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(request.as_bytes())?;
     let mut answer = String::new();

@@ -123,9 +123,12 @@ fn serve(
             done.lock().unwrap().push(format!("stop {uid}"));
             Letter::Stopped { uid, shard }
         }
-        Order::Look | Order::Drain { .. } | Order::Scrape(_) | Order::Connections(_) => {
-            panic!("not an order of this thread")
-        }
+        Order::Look
+        | Order::Drain { .. }
+        | Order::Beat(_)
+        | Order::Scrape(_)
+        | Order::Forget(_)
+        | Order::Connections(_) => panic!("not an order of this thread"),
     };
     post.post(letter).unwrap();
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::Full;
+use http_body_util::{Either, Full};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::server::conn::http1;
@@ -25,10 +25,12 @@ use tracing::info;
 use crate::base::limits::{
     ACCEPT_PAUSE_MS, HTTP_BUFFER_BYTES, HTTP_CONNECTIONS, HTTP_HEADER_DEADLINE_MS, LINGER_MS,
 };
+use crate::control::chunks::Chunks;
 
 /// Method, path, query and headers of a request; no server here reads a body.
 pub type Question = Parts;
-pub type Reply = Response<Full<Bytes>>;
+/// Whole, or written while it is sent.
+pub type Reply = Response<Either<Full<Bytes>, Chunks>>;
 pub type Answering<'a> = Pin<Box<dyn Future<Output = Reply> + Send + 'a>>;
 
 /// What answers the requests of one server.
@@ -200,14 +202,14 @@ impl AcceptLoop {
 
 /// A reply without body and content type.
 pub fn empty(status: StatusCode) -> Reply {
-    let mut reply = Response::new(Full::default());
+    let mut reply = Response::new(Either::Left(Full::default()));
     *reply.status_mut() = status;
     reply
 }
 
 /// A reply without content type.
 pub fn plain(status: StatusCode, body: impl Into<Bytes>) -> Reply {
-    let mut reply = Response::new(Full::new(body.into()));
+    let mut reply = Response::new(Either::Left(Full::new(body.into())));
     *reply.status_mut() = status;
     reply
 }

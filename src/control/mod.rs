@@ -4,6 +4,7 @@
 pub mod admin;
 pub mod ask;
 pub mod ca;
+pub mod chunks;
 pub mod cni;
 #[expect(clippy::module_inception, reason = "the thread itself; its parts stand beside it")]
 pub mod control;
@@ -20,6 +21,7 @@ pub mod locals;
 pub mod logs;
 pub mod mesh_thread;
 pub mod metrics;
+pub mod pprof;
 pub mod publish;
 pub mod ready;
 pub mod recorder;

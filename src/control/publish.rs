@@ -126,9 +126,12 @@ mod tests {
                 seen.push(match order {
                     Order::Stop { uid, .. } => uid.to_string(),
                     Order::Look => "look".to_owned(),
-                    Order::Start(_) | Order::Drain { .. } | Order::Scrape(_) | Order::Connections(_) => {
-                        panic!("nobody posted this")
-                    }
+                    Order::Start(_)
+                    | Order::Drain { .. }
+                    | Order::Beat(_)
+                    | Order::Scrape(_)
+                    | Order::Forget(_)
+                    | Order::Connections(_) => panic!("nobody posted this"),
                 });
             }
             if done {
