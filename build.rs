@@ -7,9 +7,9 @@ use std::process::Command;
 fn main() -> Result<(), Box<dyn Error>> {
     version_facts();
     println!("cargo::rerun-if-changed=proto");
-    let names =
-        ["authorization", "ca", "discovery", "workload", "zds"].map(|name| format!("proto/{name}.proto"));
-    let files = protox::compile(names, ["proto"])?;
+    let names = ["authorization", "ca", "discovery", "profile", "workload", "zds"];
+    let files = names.map(|name| format!("proto/{name}.proto"));
+    let files = protox::compile(files, ["proto"])?;
     prost_build::Config::new().bytes(["."]).btree_map(["."]).compile_fds(files)?;
     Ok(())
 }

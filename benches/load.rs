@@ -28,8 +28,9 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 /// As in the program itself.
 #[expect(unsafe_code, reason = "the allocator reads its options from this symbol")]
 #[unsafe(export_name = "_rjem_malloc_conf")]
-pub static MALLOC_OPTIONS: &[u8; 86] =
-    b"narenas:4,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,tcache_max:8192\0";
+pub static MALLOC_OPTIONS: &[u8; 114] =
+    b"narenas:4,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,\
+    tcache_max:8192,prof:true,prof_active:false\0";
 
 const SERVICES: u32 = 2_000;
 const CHANGES: u32 = 10_000;

@@ -59,6 +59,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
     let shards = config.worker_threads;
     let settings = Arc::new(config.settings(shards));
     let profile = choose_profile(config);
+    let records = profile.records;
     let published = Arc::new(Published::new(Snapshot::default()));
     let identities = Arc::new(Identities::default());
     let absent = Arc::new(Absent::default());
@@ -112,7 +113,7 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
         metrics_addresses: config.stats_addr.addresses(),
         admin_addresses: config.admin_addr.addresses(),
         admin_socket: config.admin_socket.clone(),
-        facts: facts(config, event_loop, cause),
+        facts: facts(config, event_loop, cause, records),
         lines: logs.sink(),
         logs: Some(Arc::new(logs.clone())),
         settings,
@@ -332,7 +333,7 @@ fn own_pods(config: &Config) -> Vec<Arc<Pod>> {
     }
 }
 
-fn facts(config: &Config, event_loop: EventLoop, cause: String) -> Facts {
+fn facts(config: &Config, event_loop: EventLoop, cause: String, records: Library) -> Facts {
     let build = build(config);
     Facts {
         istio_version: build.istio_version.clone(),
@@ -340,5 +341,6 @@ fn facts(config: &Config, event_loop: EventLoop, cause: String) -> Facts {
         config: config.dump(),
         event_loop: event_loop.as_str().to_owned(),
         event_loop_cause: cause,
+        aead: records.name().to_owned(),
     }
 }

@@ -10,11 +10,13 @@ use ringway::config::Surroundings;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Few arenas, since shards allocate little; unused pages go back within a second.
+/// Few arenas, since shards allocate little; unused pages go back within a second. Heap profiling can be switched on
+/// (`/debug/pprof/heap/profiling`); off, it costs nothing that can be measured.
 #[expect(unsafe_code, reason = "the allocator reads its options from this symbol")]
 #[unsafe(export_name = "_rjem_malloc_conf")]
-pub static MALLOC_OPTIONS: &[u8; 86] =
-    b"narenas:4,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,tcache_max:8192\0";
+pub static MALLOC_OPTIONS: &[u8; 114] =
+    b"narenas:4,background_thread:true,dirty_decay_ms:1000,muzzy_decay_ms:0,\
+    tcache_max:8192,prof:true,prof_active:false\0";
 
 fn main() -> ExitCode {
     let programs = Programs { run: ringway::app::run, demo };

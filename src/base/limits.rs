@@ -51,6 +51,11 @@ pub const MAILBOX_RETRY_MS: u64 = 10;
 pub const FORCED_END_MS: u64 = 2_000;
 /// Label sets of one shard; connections of further ones are counted without their parties.
 pub const LABEL_SETS: usize = 10_000;
+/// Label sets told for a scrape before other tasks of the shard get their turn (about 0.1 ms).
+pub const LABEL_SETS_A_TURN: usize = 1_024;
+/// Label sets that no connection used for so long are no longer told: Prometheus has long stored what they counted, and
+/// takes a series that comes back for one that started anew.
+pub const LABEL_SET_IDLE_MS: u64 = 3_600_000;
 /// A label that a peer told: as long as a DNS name may be.
 pub const LABEL_BYTES: usize = 253;
 /// Sealed bytes that wait for one tunnel's socket. Streams stop at the first; what can grow past that are answers
@@ -145,6 +150,26 @@ pub const SURVEY_DEADLINE_MS: u64 = 5_000;
 pub const CONNECTIONS_TOLD: usize = 10_000;
 /// Of these, so many are put into words before the control thread looks after the rest: about 5 ms.
 pub const CONNECTIONS_A_TURN: usize = 1_000;
+/// Scrapes answered at the same time; each has a thread and the counters of all shards. Further ones wait.
+pub const SCRAPES_AT_ONCE: usize = 2;
+/// A piece of an answer that is written while it is sent, before compression.
+pub const CHUNK_BYTES: usize = 64 * 1024;
+/// Pieces that wait for a reader.
+pub const CHUNKS_QUEUED: usize = 4;
+/// A reader that takes no piece for so long is given up; Prometheus itself gives a scrape 10 s.
+pub const CHUNK_WAIT_MS: u64 = 10_000;
+/// Niceness of threads that write scrapes and profiles: shards go first.
+pub const SCRAPE_NICE: i32 = 10;
+/// Pods whose open sockets are told one by one; Kubernetes puts 110 on a node, and nobody goes past a thousand.
+pub const PODS_TOLD: usize = 1_000;
+// profiles
+/// A CPU profile's length and frequency (the reference's values).
+pub const PROFILE_MOST_S: u64 = 300;
+pub const PROFILE_DEFAULT_S: u64 = 10;
+pub const PROFILE_MOST_HZ: u64 = 1_000;
+pub const PROFILE_DEFAULT_HZ: u64 = 100;
+/// A heap profile as the allocator writes it: a stack is some hundred bytes, and there are some thousand.
+pub const HEAP_DUMP_BYTES: u64 = 64 << 20;
 // The kernel (sys).
 /// Descriptors that one CNI message may carry before the kernel cuts them off; one is right, more is an error.
 pub const CNI_DESCRIPTORS_A_MESSAGE: usize = 4;

@@ -10,3 +10,4 @@ pub mod order;
 pub mod published;
 pub mod report;
 pub mod settings;
+pub mod tally;

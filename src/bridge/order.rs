@@ -7,7 +7,7 @@ use crossbeam::channel::Sender;
 
 use crate::base::text::Text;
 use crate::bridge::flow::{FlowPage, ShardStatus};
-use crate::bridge::report::{LiveConnection, ShardStats};
+use crate::bridge::report::{ConnectionCounts, LiveConnection, ShardStats};
 use crate::sys::netns::Netns;
 
 /// One order. Shards carry them out in the order they were posted.
@@ -20,8 +20,12 @@ pub enum Order {
     Look,
     /// The process ends: hand the listeners over, let connections go on for `grace`; answered with `Report::Drained`.
     Drain { grace: Duration },
+    /// Say that you live.
+    Beat(Sender<()>),
     /// Counters, for one scrape.
     Scrape(Sender<ShardStats>),
+    /// Take these counts of label sets back, as you told them: nobody has used the sets for long, on any shard.
+    Forget(Vec<ConnectionCounts>),
     /// Live connections, for one dump.
     Connections(Sender<Vec<LiveConnection>>),
     /// Flows from a place on (0: from the oldest that is kept).

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 
 use crate::base::text::Text;
 use crate::bridge::flow::LiveDetail;
+use crate::bridge::tally::{Engine, Holding, Timing, Timings, Work};
 use crate::mesh::identity::Identity;
 use crate::mesh::labels::{Flag, LabelSet, Party, Reporter};
 
@@ -26,7 +27,7 @@ pub enum Report {
 }
 
 /// One shard's counters, at one moment.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct ShardStats {
     pub shard: usize,
     pub connections: Vec<ConnectionCounts>,
@@ -40,12 +41,16 @@ pub struct ShardStats {
     pub crl_rejections: Vec<(Reporter, u64)>,
     /// What pods asked names for.
     pub dns: Vec<DnsCounts>,
-    /// Other counters of the shard: name without prefix, help, value.
-    pub engine: Vec<(&'static str, &'static str, u64)>,
+    /// Accepted sockets open now, by namespace and name of the pod.
+    pub pod_sockets: Vec<(Text, Text, u64)>,
+    pub engine: Engine<u64>,
+    pub timings: Timings<Timing>,
+    pub holding: Holding<u64>,
+    pub work: Work,
 }
 
-/// The counters of one label set.
-#[derive(Clone, Debug)]
+/// The counters of one label set on one shard.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ConnectionCounts {
     pub labels: LabelSet,
     pub opened: u64,
@@ -53,8 +58,15 @@ pub struct ConnectionCounts {
     pub received_bytes: u64,
     /// Server to client.
     pub sent_bytes: u64,
-    /// Closed by final flag; each flag but `None` is a failure as well.
-    pub closed: Vec<(Flag, u64)>,
+    /// Closed, by final flag in the order of `Flag::ALL`; each flag but `None` is a failure as well.
+    pub closed: [u64; Flag::ALL.len()],
+}
+
+impl ConnectionCounts {
+    /// Connections that haven't ended.
+    pub fn live(&self) -> u64 {
+        self.opened.saturating_sub(self.closed.iter().sum())
+    }
 }
 
 /// Whose queries are counted together.

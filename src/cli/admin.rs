@@ -280,7 +280,7 @@ mod tests {
         let lines: Vec<String> = admin.follow("/f").unwrap().lines().map(Result::unwrap).collect();
         assert_eq!(lines, ["x", "y"]);
         let requests = serving.join().unwrap();
-        assert_eq!(requests, ["GET /p?from=a%2Fb&at=%5B%3A%3A1%5D%3A80 HTTP/1.1", "GET /f HTTP/1.0"]);
+        assert_eq!(requests, ["GET /p?from=a%2Fb&at=%5B%3A%3A1%5D%3A80 HTTP/1.0", "GET /f HTTP/1.0"]);
     }
 
     #[test]

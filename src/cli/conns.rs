@@ -143,7 +143,7 @@ mod tests {
         ];
         assert_eq!(cells, expected);
         assert_eq!(err, "1 of 5 connections are shown\n1 of 2 shards didn't answer in time\n");
-        assert_eq!(serving.join().unwrap(), ["GET /connections?to=default%2Fweb&limit=1 HTTP/1.1"]);
+        assert_eq!(serving.join().unwrap(), ["GET /connections?to=default%2Fweb&limit=1 HTTP/1.0"]);
     }
 
     #[test]

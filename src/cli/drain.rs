@@ -89,6 +89,6 @@ mod tests {
         assert_eq!((code.unwrap(), out.as_str()), (exit::OK, ""));
         let said: Vec<_> = err.lines().skip(1).collect();
         assert_eq!(said, ["0 connections left", "1 connections left", "a/b is drained"]);
-        assert_eq!(serving.join().unwrap()[0], "POST /drain?pod=a%2Fb&grace=5 HTTP/1.1");
+        assert_eq!(serving.join().unwrap()[0], "POST /drain?pod=a%2Fb&grace=5 HTTP/1.0");
     }
 }

@@ -39,8 +39,8 @@ mod tests {
         let (code, _, _) = printed(|console| main(&shown, &admin, console));
         assert_eq!(code.unwrap_err().to_string(), "no\nhelp");
         let requests = serving.join().unwrap();
-        assert_eq!(requests[0], "POST /logging?reset=&level=xds%3Ddebug%2Caccess%3Doff&for=600 HTTP/1.1");
-        assert_eq!(requests[1], "POST /logging HTTP/1.1");
+        assert_eq!(requests[0], "POST /logging?reset=&level=xds%3Ddebug%2Caccess%3Doff&for=600 HTTP/1.0");
+        assert_eq!(requests[1], "POST /logging HTTP/1.0");
         let nothing = LogArguments { lasting: asked.lasting, ..shown };
         let (code, _, err) = printed(|console| main(&nothing, &Admin::Port("127.0.0.1:1".into()), console));
         assert!(code.unwrap() == exit::USAGE && err.contains("--for"), "{err}");

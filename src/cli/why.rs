@@ -73,7 +73,7 @@ mod tests {
         assert_eq!((code.unwrap(), out.as_str()), (exit::OK, allowed));
         assert!(printed(|console| main(&arguments(false), &admin, console)).0.is_err());
         let requests = serving.join().unwrap();
-        assert_eq!(requests[0], "GET /why?from=a%2Fb&to=%5B%3A%3A1%5D%3A80&format=json HTTP/1.1");
+        assert_eq!(requests[0], "GET /why?from=a%2Fb&to=%5B%3A%3A1%5D%3A80&format=json HTTP/1.0");
     }
 
     #[test]

@@ -22,6 +22,7 @@ use crate::control::flows::FlowDesk;
 use crate::control::http::{self, Answering, Handler, Question, Reply};
 use crate::control::live::Pods;
 use crate::control::logging::Logging;
+use crate::control::pprof;
 use crate::control::publish::StaticConfig;
 use crate::control::shards;
 use crate::control::why;
@@ -64,11 +65,9 @@ impl Handler for AdminServer {
                 "/logging" => self.logging.answer(&question.method, parameter),
                 "/drain" => self.drain(parameter).await,
                 "/quitquitquit" => self.quit().await,
-                "/debug/pprof/profile" => cpu_profile(query),
-                "/debug/pprof/heap" => {
-                    http::plain(StatusCode::INTERNAL_SERVER_ERROR, "heap profiling is not enabled\n")
-                }
-                "/debug/pprof/heap/profiling" => heap_profiling(query),
+                "/debug/pprof/profile" => pprof::cpu(query).await,
+                "/debug/pprof/heap" => pprof::heap().await,
+                "/debug/pprof/heap/profiling" => pprof::heap_profiling(query),
                 _ => http::empty(StatusCode::NOT_FOUND),
             }
         })
@@ -173,9 +172,9 @@ impl AdminServer {
 /// What there is, as a page.
 fn dashboard() -> Reply {
     const ROWS: &[(&str, &str)] = &[
-        ("debug/pprof/profile", "CPU profile (not part of this build)"),
-        ("debug/pprof/heap", "heap profile (not part of this build)"),
-        ("debug/pprof/heap/profiling", "heap profiling on and off (not part of this build)"),
+        ("debug/pprof/profile", "CPU profile for pprof: ?seconds=10&frequency=100"),
+        ("debug/pprof/heap", "heap profile for pprof, while it is active"),
+        ("debug/pprof/heap/profiling", "heap profiling on and off: ?activate=true"),
         ("quitquitquit", "shut down (POST)"),
         ("config_dump", "mesh, configuration, certificates and connections as JSON"),
         ("why", "what would become of a connection: ?from=NAMESPACE/POD&to=HOST:PORT"),
@@ -197,28 +196,6 @@ fn dashboard() -> Reply {
          {rows}</table></body></html>\n"
     );
     http::with_header(http::plain(StatusCode::OK, page), CONTENT_TYPE.as_str(), "text/html; charset=utf-8")
-}
-
-fn cpu_profile(query: &str) -> Reply {
-    let within = |name: &str, most: u32| match parameter(query, name) {
-        None => true,
-        Some(value) => value.parse::<u32>().is_ok_and(|value| (1..=most).contains(&value)),
-    };
-    if !within("seconds", 300) {
-        return http::plain(StatusCode::BAD_REQUEST, "invalid seconds value; expected 1-300\n");
-    }
-    if !within("frequency", 1_000) {
-        return http::plain(StatusCode::BAD_REQUEST, "invalid frequency value; expected 1-1000\n");
-    }
-    http::plain(StatusCode::INTERNAL_SERVER_ERROR, "CPU profiling is not part of this build\n")
-}
-
-fn heap_profiling(query: &str) -> Reply {
-    if let Some(value) = parameter(query, "activate").filter(|value| value != "true" && value != "false") {
-        let body = format!("invalid activate value {value:?}; expected true or false\n");
-        return http::plain(StatusCode::BAD_REQUEST, body);
-    }
-    http::plain(StatusCode::INTERNAL_SERVER_ERROR, "jemalloc profiling is not enabled\n")
 }
 
 /// The first value of a query parameter, percent-decoded; empty where it stands without a value.

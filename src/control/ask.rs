@@ -13,26 +13,17 @@ pub fn ask(
     path: &str,
     most_bytes: u64,
 ) -> io::Result<(u16, String)> {
-    let (status, body) = asked(stream, method, path, "HTTP/1.1")?;
+    let (status, body) = follow(stream, method, path)?;
     let mut text = String::new();
     body.take(most_bytes).read_to_string(&mut text)?;
     Ok((status, text))
 }
 
 /// The status, and the body as it comes, to the end of the connection: an answer to HTTP/1.0 has no chunks.
-pub fn follow<S: Read + Write>(stream: S, method: &str, path: &str) -> io::Result<(u16, BufReader<S>)> {
-    asked(stream, method, path, "HTTP/1.0")
-}
-
-fn asked<S: Read + Write>(
-    mut stream: S,
-    method: &str,
-    path: &str,
-    version: &str,
-) -> io::Result<(u16, BufReader<S>)> {
+pub fn follow<S: Read + Write>(mut stream: S, method: &str, path: &str) -> io::Result<(u16, BufReader<S>)> {
     // In one piece: who answers early closes on what is still to come, and that resets the answer.
     let request = format!(
-        "{method} {path} {version}\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     );
     stream.write_all(request.as_bytes())?;
     let mut answer = BufReader::new(stream);

@@ -54,7 +54,7 @@ impl Board {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn set(&self, pods: Vec<PodView>) {
+    pub(super) fn set(&self, pods: Vec<PodView>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = pods;
     }
 }

@@ -126,7 +126,9 @@ fn serve(
         Order::Look
         | Order::Drain { .. }
         | Order::DrainPod { .. }
+        | Order::Beat(_)
         | Order::Scrape(_)
+        | Order::Forget(_)
         | Order::Connections(_)
         | Order::Flows { .. }
         | Order::Status(_) => panic!("not an order of this thread"),

@@ -38,7 +38,7 @@ use crate::control::http::{BindError, Server, Serving};
 use crate::control::live::Pods;
 use crate::control::logging::{LogLevels, Logging};
 use crate::control::mesh_thread::{self, Answer, MeshThread, Seed, Update};
-use crate::control::metrics::MetricsServer;
+use crate::control::metrics::{MetricsServer, Sources};
 use crate::control::publish::{Orders, Source};
 use crate::control::ready::{DRAIN, PODS, PROXY, Readiness, ReadinessServer, STATE};
 use crate::control::recorder::Registry;
@@ -111,6 +111,8 @@ pub struct Facts {
     pub event_loop: String,
     /// Why it isn't `io_uring`; empty otherwise.
     pub event_loop_cause: String,
+    /// The library that protects records.
+    pub aead: String,
 }
 
 /// Why the control thread, and so the process, can't go on.
@@ -220,14 +222,15 @@ impl Control {
             static_config: wiring.file.as_ref().and_then(|source| source.static_config()),
         };
         serving.push(admin.serve(Arc::new(admin_server), &closing)?);
-        let metrics_server = MetricsServer {
-            shards: wiring.shards.clone(),
+        let sources = Sources {
             registry: registry.clone(),
             facts: wiring.facts.clone(),
             identities: wiring.identities.clone(),
             published: wiring.published.clone(),
             lines: wiring.lines.clone(),
+            board: matches!(wiring.mode, Mode::Shared { .. }).then(|| board.clone()),
         };
+        let metrics_server = MetricsServer::new(wiring.shards.clone(), sources);
         serving.push(stats.serve(Arc::new(metrics_server), &closing)?);
         let (post, letters) = mailbox(CNI_LETTERS_QUEUED).map_err(kernel("make the CNI thread's mailbox"))?;
         let orders = Orders::new(wiring.shards.clone());

@@ -56,6 +56,7 @@ fn start_with(
         istio_version: "unknown".into(),
         event_loop: "io_uring".into(),
         event_loop_cause: String::new(),
+        aead: "ring".into(),
     };
     let wiring = Wiring {
         published: published.clone(),

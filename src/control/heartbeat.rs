@@ -7,13 +7,12 @@ use crossbeam::channel::{Receiver, TryRecvError};
 use crate::base::limits::HEARTBEAT_MS;
 use crate::bridge::mailbox::Mailbox;
 use crate::bridge::order::Order;
-use crate::bridge::report::ShardStats;
 use crate::control::ready::Readiness;
 
 /// Whether every shard is alive: each answers a question now and then, or the process is unready.
 pub struct Heartbeat {
     shards: Vec<Mailbox<Order>>,
-    asked: Vec<Option<(Instant, Receiver<ShardStats>)>>,
+    asked: Vec<Option<(Instant, Receiver<()>)>>,
     last: Option<Instant>,
 }
 
@@ -52,9 +51,9 @@ impl Heartbeat {
 }
 
 /// A full mailbox is a shard that doesn't read: the missing answer tells.
-fn question(mailbox: &Mailbox<Order>) -> Receiver<ShardStats> {
+fn question(mailbox: &Mailbox<Order>) -> Receiver<()> {
     let (sender, answer) = crossbeam::channel::bounded(1);
-    let _ = mailbox.post(Order::Scrape(sender));
+    let _ = mailbox.post(Order::Beat(sender));
     answer
 }
 
@@ -72,8 +71,8 @@ mod tests {
         let at = |seconds| start + Duration::from_secs(seconds);
         let answer = || {
             while let Some(order) = letters.take() {
-                if let Order::Scrape(to) = order {
-                    to.send(ShardStats::default()).unwrap();
+                if let Order::Beat(to) = order {
+                    to.send(()).unwrap();
                 }
             }
         };
@@ -105,8 +104,8 @@ mod tests {
         letters.take().unwrap();
         heartbeat.beat(at(20), &readiness);
         assert_eq!(readiness.pending()[0].0, "shard 0", "asking is no answer");
-        let Some(Order::Scrape(to)) = letters.take() else { panic!("it asks again") };
-        to.send(ShardStats::default()).unwrap();
+        let Some(Order::Beat(to)) = letters.take() else { panic!("it asks again") };
+        to.send(()).unwrap();
         heartbeat.beat(at(21), &readiness);
         assert!(readiness.pending().is_empty());
     }

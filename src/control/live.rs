@@ -202,7 +202,7 @@ impl Sum {
         self.opened += counts.opened;
         self.received_bytes += counts.received_bytes;
         self.sent_bytes += counts.sent_bytes;
-        for (flag, count) in &counts.closed {
+        for (flag, count) in Flag::ALL.into_iter().zip(counts.closed) {
             self.closed += count;
             match flag {
                 Flag::None => {}

@@ -4,6 +4,7 @@
 pub mod admin;
 pub mod ask;
 pub mod ca;
+pub mod chunks;
 pub mod cni;
 #[expect(clippy::module_inception, reason = "the thread itself; its parts stand beside it")]
 pub mod control;
@@ -25,6 +26,7 @@ pub mod logs;
 pub mod mesh_thread;
 pub mod metrics;
 pub mod offline;
+pub mod pprof;
 pub mod publish;
 pub mod ready;
 pub mod recorder;

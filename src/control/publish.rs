@@ -129,7 +129,9 @@ mod tests {
                     Order::Start(_)
                     | Order::Drain { .. }
                     | Order::DrainPod { .. }
+                    | Order::Beat(_)
                     | Order::Scrape(_)
+                    | Order::Forget(_)
                     | Order::Connections(_)
                     | Order::Flows { .. }
                     | Order::Status(_) => panic!("nobody posted this"),

@@ -113,7 +113,11 @@ fn answer(shard: usize, order: Order, report: &Mailbox<Report>, stats: fn(usize)
         Order::Start(pod) => Report::Started { uid: pod.uid.clone(), shard, result: Ok(()) },
         Order::Stop { uid, .. } => Report::Stopped { uid, shard },
         Order::Drain { .. } => Report::Drained { shard },
-        Order::Look => return,
+        Order::Look | Order::Forget(_) => return,
+        Order::Beat(to) => {
+            let _ = to.send(());
+            return;
+        }
         Order::Scrape(to) => return drop(to.send(stats(shard))),
         Order::Connections(to) => return drop(to.send(vec![live(shard)])),
         Order::Flows { after, answer } => return drop(answer.send(page(shard, after))),

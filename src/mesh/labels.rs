@@ -55,6 +55,17 @@ pub enum Flag {
 }
 
 impl Flag {
+    pub const ALL: [Self; 8] = [
+        Self::None,
+        Self::Deny,
+        Self::Connect,
+        Self::TlsFailure,
+        Self::Http2Handshake,
+        Self::NetworkPolicy,
+        Self::Identity,
+        Self::CertificateRevoked,
+    ];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::None => "-",

@@ -30,8 +30,12 @@ use crate::wire::dns::{AXFR, Header, IXFR, Query, Question, Rcode, Unfit, kind_n
 /// Answers a datagram, now or by a task.
 pub fn datagram(world: &Rc<PodWorld>, datagram: &Datagram<'_>) {
     let (port, from) = (datagram.port, datagram.from);
+    let arrived = Instant::now();
     match Asked::read(world, datagram.message, Over::Udp) {
-        Step::Answer(answer) => port.answer(world, &answer, from),
+        Step::Answer(answer) => {
+            port.answer(world, &answer, from);
+            answered(world, arrived);
+        }
         Step::Nothing => {}
         Step::Wait(asked) => {
             let (there, port, message) = (world.clone(), port.clone(), datagram.message.to_vec());
@@ -39,10 +43,15 @@ pub fn datagram(world: &Rc<PodWorld>, datagram: &Datagram<'_>) {
                 let server = there.asked_server(&port, from);
                 if let Some(answer) = asked.finish(&there, &message, server).await {
                     port.answer(&there, &answer, from);
+                    answered(&there, arrived);
                 }
             });
         }
     }
+}
+
+fn answered(world: &PodWorld, arrived: Instant) {
+    world.shard.stats.timings.dns_request.record(arrived.elapsed());
 }
 
 /// Answers a connection's queries, in the order in which the answers are there (RFC 7766 section 6.2.1.1).
@@ -140,8 +149,12 @@ impl Client {
     }
 
     fn take(self: &Rc<Self>, world: &Rc<PodWorld>, message: Vec<u8>) {
+        let arrived = Instant::now();
         match Asked::read(world, &message, Over::Tcp) {
-            Step::Answer(answer) => self.push(&answer),
+            Step::Answer(answer) => {
+                self.push(&answer);
+                answered(world, arrived);
+            }
             Step::Nothing => {}
             Step::Wait(asked) => {
                 let (client, there, owed) = (self.clone(), world.clone(), Owed::of(self));
@@ -151,6 +164,7 @@ impl Client {
                         client.transfer(&there, &asked, &message).await;
                     } else if let Some(answer) = asked.finish(&there, &message, client.server).await {
                         client.push(&answer);
+                        answered(&there, arrived);
                     }
                 });
             }

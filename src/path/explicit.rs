@@ -4,6 +4,7 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::rc::Rc;
+use std::time::Instant;
 
 use crate::base::net::{Captured, Source};
 use crate::base::text::Text;
@@ -30,6 +31,7 @@ impl Explicit<'_> {
     /// Reaches the destination; where that fails, it has been told and counted.
     pub async fn arrive(&self, to: &Destination, app: &Held) -> Result<There, Failure> {
         let Explicit { world, source, via } = *self;
+        let since = Instant::now();
         let address = match to {
             Destination::Address(address) => *address,
             Destination::Name { host, port } => match resolve(world, source, host).await {
@@ -43,7 +45,7 @@ impl Explicit<'_> {
                 }
             },
         };
-        Outbound { world, source, target: Captured::new(address), via: Some(via) }.arrive(app).await
+        Outbound { world, source, target: Captured::new(address), since, via: Some(via) }.arrive(app).await
     }
 }
 

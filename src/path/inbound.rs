@@ -5,6 +5,7 @@ use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::base::net::Source;
 use crate::bridge::report::LiveProtocol;
@@ -37,7 +38,7 @@ use crate::wire::proxy_protocol::header;
 
 /// Serves one tunnel of a peer until it ends.
 pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
-    let Accepted { fd, source, counted: _counted } = accepted;
+    let Accepted { fd, source, counted: _counted, .. } = accepted;
     let Some(link) = Box::pin(shake(&world, fd, source)).await else { return };
     let tunnel = link.tunnel.clone();
     world.watch_inbound(tunnel.clone());
@@ -102,6 +103,7 @@ async fn prepare(
     stream: Rc<Stream>,
     head: &RequestHead,
 ) -> Option<(StreamRelay, Record, Entered)> {
+    let asked_at = Instant::now();
     let unrelayed = Unrelayed::new(link.tunnel.clone(), stream);
     let stream = &unrelayed.stream;
     let refuse = |status| {
@@ -139,6 +141,7 @@ async fn prepare(
         return None;
     }
     record.reached();
+    world.shard.stats.timings.setup_inbound.record(asked_at.elapsed());
     let relay = StreamRelay {
         app: Rc::new(app),
         stream: unrelayed.relayed(),

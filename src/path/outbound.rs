@@ -40,17 +40,17 @@ use crate::wire::hbone::parse_baggage_if_visible;
 
 /// Carries one captured connection to its end.
 pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
-    let Accepted { fd, source, counted: _counted } = accepted;
+    let Accepted { fd, source, at, counted: _counted } = accepted;
     // Getting there needs much more room than being there, so it is given back on arrival.
-    let Some(underway) = Box::pin(prepare(&world, fd, source)).await else { return };
+    let Some(underway) = Box::pin(prepare(&world, fd, source, at)).await else { return };
     drop(world);
     underway.run().await;
 }
 
-async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Underway> {
+async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source, since: Instant) -> Option<Underway> {
     let target = original_destination(fd.as_fd(), source).ok()?;
     let app = Held::new(Socket::new(fd).ok()?);
-    let there = Outbound { world, source, target, via: None }.arrive(&app).await.ok()?;
+    let there = Outbound { world, source, target, since, via: None }.arrive(&app).await.ok()?;
     there.join(world, app)
 }
 
@@ -127,6 +127,8 @@ pub(super) struct Outbound<'a> {
     pub world: &'a Rc<PodWorld>,
     pub source: Source,
     pub target: Captured,
+    /// When it was accepted, or its request was read.
+    pub since: Instant,
     /// The explicit proxy that it came in by; none where it was captured.
     pub via: Option<Via>,
 }
@@ -177,6 +179,7 @@ impl Outbound<'_> {
         let mut record = opening.open();
         record.reached();
         record.show_in(&entered);
+        shard.stats.timings.setup_outbound.record(self.since.elapsed());
         Ok(There { arrived, record, closer, entered, live })
     }
 

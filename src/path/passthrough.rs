@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::base::net::{Captured, Source};
 use crate::bridge::report::LiveProtocol;
@@ -23,13 +24,18 @@ use crate::sys::origdst::original_destination;
 
 /// Carries one plain connection to the pod's application.
 pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
-    let Accepted { fd, source, counted: _counted } = accepted;
-    let Some((splice, record, _entered)) = Box::pin(prepare(&world, fd, source)).await else { return };
+    let Accepted { fd, source, at, counted: _counted } = accepted;
+    let Some((splice, record, _entered)) = Box::pin(prepare(&world, fd, source, at)).await else { return };
     drop(world);
     record.end(splice.run().await);
 }
 
-async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(Splice, Record, Entered)> {
+async fn prepare(
+    world: &Rc<PodWorld>,
+    fd: OwnedFd,
+    source: Source,
+    since: Instant,
+) -> Option<(Splice, Record, Entered)> {
     let shard = &world.shard;
     let target = original_destination(fd.as_fd(), source).ok()?;
     let held = Held::new(Socket::new(fd).ok()?);
@@ -43,6 +49,7 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(S
     match reach(world, source, target, &entered, &local).await {
         Ok(server) => {
             record.reached();
+            shard.stats.timings.setup_inbound.record(since.elapsed());
             let client = held.reached();
             let (meter, buffers) = (record.meter().clone(), shard.buffers.clone());
             let splice = Splice { client, server, meter, buffers, closer, clean: Cell::new(false) };

@@ -18,7 +18,7 @@ use crate::wire::socks5::{self, MESSAGE_BYTES, Malformed, NO_AUTHENTICATION, Rep
 
 /// Carries one client's connection to its end.
 pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
-    let Accepted { fd, source, counted: _counted } = accepted;
+    let Accepted { fd, source, counted: _counted, .. } = accepted;
     let Some(underway) = Box::pin(prepare(&world, fd, source)).await else { return };
     drop(world);
     underway.run().await;

@@ -133,6 +133,7 @@ async fn shake(
 ) -> Result<(Established, Vec<u8>), Shaking> {
     let stats = &world.shard.stats;
     let engine = &stats.engine;
+    let started = Instant::now();
     let outcome = match within(limits::HANDSHAKE_DEADLINE_MS, Box::pin(exchange(socket, handshake))).await {
         Some(outcome) => outcome.and_then(still_believed),
         None => Err(Shaking::Deadline),
@@ -140,7 +141,16 @@ async fn shake(
     if outcome.as_ref().is_err_and(Shaking::is_revocation) {
         bump(stats.crl_rejections(reporter));
     }
-    bump(if outcome.is_ok() { &engine.tls_handshakes } else { &engine.tls_handshake_failures });
+    if outcome.is_ok() {
+        bump(&engine.tls_handshakes);
+        let histogram = match reporter {
+            Reporter::Source => &stats.timings.handshake_client,
+            Reporter::Destination => &stats.timings.handshake_server,
+        };
+        histogram.record(started.elapsed());
+    } else {
+        bump(&engine.tls_handshake_failures);
+    }
     outcome
 }
 

@@ -53,13 +53,12 @@ fn carry_out_one(shard: &Rc<Shard>, order: Order, drained: &Signal) {
         Order::Start(pod) => start(shard, pod),
         Order::Stop { uid, how } => stop(shard, uid, how),
         Order::Look => look(shard),
+        Order::Beat(answer) => drop(answer.try_send(())),
         Order::Scrape(answer) => {
-            let mut report = shard.stats.report(shard.index);
-            if shard.revocations.generation() == 0 {
-                report.crl_rejections = Vec::new();
-            }
-            drop(answer.try_send(report));
+            let shard = shard.clone();
+            monoio::spawn(async move { drop(answer.try_send(shard.tell().await)) });
         }
+        Order::Forget(told) => shard.stats.forget(&told),
         Order::Connections(answer) => {
             let shard = shard.clone();
             monoio::spawn(async move { drop(answer.try_send(survey::connections(&shard).await)) });

@@ -59,10 +59,13 @@ impl Shard {
         if let Look::Here(credential) = look() {
             return Ok(credential);
         }
+        let started = Instant::now();
         self.report(Report::Want(identity.clone())).await;
         let what = format!("the certificate of {identity}");
         let deadline = self.settings.certificate_deadline;
-        self.until(&what, deadline, look).await.map_err(|why| Failure::Identity(why.to_string()))
+        let outcome = self.until(&what, deadline, look).await;
+        self.stats.timings.certificate_wait.record(started.elapsed());
+        outcome.map_err(|why| Failure::Identity(why.to_string()))
     }
 
     /// The snapshot in which nothing is `missing` any more, but for names that the mesh is known not to have. Asks for

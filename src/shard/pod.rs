@@ -6,13 +6,14 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use monoio::net::TcpListener;
 
 use crate::base::limits;
 use crate::base::net::Source;
 use crate::bridge::order::{Pod, PodKind};
+use crate::bridge::tally::Holding;
 use crate::mesh::labels::Reporter;
 use crate::shard::Shard;
 use crate::shard::dns::PodDns;
@@ -25,7 +26,7 @@ use crate::shard::pool::{Carries, Pool};
 use crate::shard::ready::give_way;
 use crate::shard::socket::Socket;
 use crate::shard::spares::Spares;
-use crate::shard::stats::{OpenSocket, bump};
+use crate::shard::stats::{OpenSocket, PodSockets, Stats, bump};
 use crate::shard::tally::Tally;
 use crate::shard::told::Told;
 use crate::shard::tunnel::Tunnel;
@@ -92,6 +93,7 @@ impl Port {
 pub struct Accepted {
     pub fd: OwnedFd,
     pub source: Source,
+    pub at: Instant,
     /// Counts the socket as open.
     pub counted: Option<OpenSocket>,
 }
@@ -118,6 +120,7 @@ pub struct PodWorld {
     tunnels: RefCell<Vec<(Rc<Tunnel>, Option<Duration>)>>,
     draining: Cell<bool>,
     spares: Spares,
+    sockets: Rc<PodSockets>,
     pub dns: PodDns,
     pub tally: Rc<Tally>,
 }
@@ -148,6 +151,7 @@ impl PodWorld {
             tunnels: RefCell::default(),
             draining: Cell::new(false),
             spares: Spares::new(blank),
+            sockets: PodSockets::new(shard.stats.clone()),
             dns: PodDns::new(datagrams)?,
         });
         world.serve_datagrams();
@@ -204,8 +208,8 @@ impl PodWorld {
     }
 
     fn serve(self: &Rc<Self>, port: Port, fd: OwnedFd, source: SocketAddr) {
-        let counted = port.reporter().map(|reporter| self.shard.stats.socket(reporter));
-        let accepted = Accepted { fd, source: Source::new(source), counted };
+        let counted = port.reporter().map(|reporter| Stats::socket(&self.sockets, reporter));
+        let accepted = Accepted { fd, source: Source::new(source), at: Instant::now(), counted };
         (self.shard.ways.serve)(self.clone(), port, accepted);
     }
 
@@ -221,7 +225,7 @@ impl PodWorld {
         if let Some(warning) = &dialled.warning {
             tracing::warn!(target: "ztunnel::proxy", "{warning}");
         }
-        let socket = Socket::new(dialled.fd)?;
+        let (socket, started) = (Socket::new(dialled.fd)?, Instant::now());
         let connect = async {
             loop {
                 // Within a pod the kernel has shaken hands before the call returned, so the first look comes first.
@@ -233,7 +237,11 @@ impl PodWorld {
         };
         let deadline = Duration::from_millis(limits::CONNECT_DEADLINE_MS);
         match monoio::time::timeout(deadline, connect).await {
-            Ok(outcome) => outcome.map(|()| socket),
+            Ok(outcome) => {
+                outcome?;
+                self.shard.stats.timings.dial.record(started.elapsed());
+                Ok(socket)
+            }
             Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
         }
     }
@@ -277,7 +285,7 @@ impl PodWorld {
     }
 
     /// Looks after deadlines; called about once a second.
-    pub fn tick(&self, now: std::time::Instant) {
+    pub fn tick(&self, now: Instant) {
         let (shard, wall) = (&self.shard, SystemTime::now());
         for (tunnel, idle_release) in self.tunnels.borrow().iter() {
             if idle_release.is_some() && peers::retire(tunnel, &shard.identities, wall) {
@@ -301,6 +309,30 @@ impl PodWorld {
         let tunnels = self.tunnels.borrow();
         let outbound = tunnels.iter().filter(|(_, idle_release)| idle_release.is_some()).count();
         (outbound, tunnels.len() - outbound)
+    }
+
+    /// Adds what the pod holds right now.
+    pub(super) fn hold(&self, holding: &mut Holding<u64>) {
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        for (tunnel, idle_release) in self.tunnels.borrow().iter() {
+            let (tunnels, streams) = match idle_release {
+                Some(_) => (&mut holding.tunnels_client, &mut holding.streams_client),
+                None => (&mut holding.tunnels_server, &mut holding.streams_server),
+            };
+            *tunnels += 1;
+            *streams += count(tunnel.streams());
+            holding.buffered_bytes += count(tunnel.buffered_bytes());
+        }
+    }
+
+    /// Accepted sockets that are open.
+    pub(super) fn sockets(&self) -> u64 {
+        self.sockets.open()
+    }
+
+    /// Tasks that end with the pod.
+    pub(super) fn tasks(&self) -> usize {
+        self.gate.inside() + self.doors.inside()
     }
 
     /// Every tunnel that is up.

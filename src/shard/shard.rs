@@ -15,7 +15,7 @@ use crate::bridge::lines::{LineSink, Lines};
 use crate::bridge::mailbox::{Letterbox, Mailbox};
 use crate::bridge::order::Order;
 use crate::bridge::published::Published;
-use crate::bridge::report::Report;
+use crate::bridge::report::{Report, ShardStats};
 use crate::bridge::settings::Settings;
 use crate::mesh::seen::Seen;
 use crate::shard::buffers::Buffers;
@@ -27,7 +27,7 @@ use crate::shard::signal::Broadcast;
 use crate::shard::stats::Stats;
 use crate::shard::table::Table;
 use crate::shard::told::Told;
-use crate::sys::proc::DescriptorRoom;
+use crate::sys::proc::{self, DescriptorRoom};
 use crate::tls::revocation::Revocations;
 
 /// Lines are handed to the writer in chunks of about this size, or after `limits::LINES_WAIT_MS`.
@@ -93,6 +93,8 @@ pub struct Shard {
     pub(super) identities: Arc<Identities>,
     pub(super) absent: Arc<Absent>,
     pub(super) hosts: Arc<Hosts>,
+    /// The most that the tick was late.
+    longest_stall: Cell<Duration>,
     lines: LineSink,
     unwritten: RefCell<(Vec<u8>, u64)>,
 }
@@ -125,6 +127,7 @@ pub async fn run(seed: Seed) {
         identities: seed.identities,
         absent: seed.absent,
         hosts: seed.hosts,
+        longest_stall: Cell::default(),
         seen: RefCell::default(),
         lines: seed.lines,
         unwritten: RefCell::default(),
@@ -137,9 +140,14 @@ pub async fn run(seed: Seed) {
 
 impl Shard {
     async fn tick_for_ever(&self) {
+        let pause = Duration::from_millis(limits::TICK_MS);
         loop {
-            monoio::time::sleep(Duration::from_millis(limits::TICK_MS)).await;
+            let due = Instant::now() + pause;
+            monoio::time::sleep(pause).await;
             let now = Instant::now();
+            let late = now.saturating_duration_since(due);
+            self.stats.timings.tick_delay.record(late);
+            self.longest_stall.set(self.longest_stall.get().max(late));
             let pods: Vec<_> = self.pods.borrow().values().cloned().collect();
             for pod in pods {
                 pod.tick(now);
@@ -147,6 +155,28 @@ impl Shard {
             self.table.tick();
             self.hand_over_lines();
         }
+    }
+
+    /// What is counted and held here, for one scrape.
+    pub(super) async fn tell(&self) -> ShardStats {
+        let mut told = self.stats.report(self.index).await;
+        if self.revocations.generation() == 0 {
+            told.crl_rejections = Vec::new();
+        }
+        let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+        let pods: Vec<_> = self.pods.borrow().values().chain(self.leaving.borrow().iter()).cloned().collect();
+        told.holding.label_sets = count(self.stats.label_sets());
+        for pod in &pods {
+            pod.hold(&mut told.holding);
+            told.work.tasks += count(pod.tasks());
+            let info = &pod.pod.info;
+            told.pod_sockets.push((info.namespace.clone(), info.name.clone(), pod.sockets()));
+        }
+        let usage = proc::thread_usage();
+        told.work.busy_s = usage.cpu.as_secs_f64();
+        told.work.parks = usage.voluntary_switches;
+        told.work.longest_stall_s = self.longest_stall.get().as_secs_f64();
+        told
     }
 
     /// Tells control; a full mailbox is waited for, since control's bookkeeping rests on reports.

@@ -3,16 +3,19 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
+
+use slab::Slab;
 
 use crate::base::limits;
 use crate::base::text::Text;
 use crate::bridge::report::{
     ConnectionCounts, DNS_BUCKETS_S, DnsCounts, DnsLabels, Said, ShardStats, VerdictCount,
 };
+use crate::bridge::tally::{Engine, TIMING_BUCKETS_NS, Timing, Timings};
 use crate::mesh::labels::{Flag, LabelSet, Labels, Party, Reporter};
 use crate::mesh::policy::Policy;
+use crate::shard::ready::give_way;
 
 /// The counters of one label set.
 #[derive(Default)]
@@ -20,44 +23,68 @@ pub struct Counters {
     pub opened: Cell<u64>,
     pub received_bytes: Cell<u64>,
     pub sent_bytes: Cell<u64>,
-    closed: RefCell<Vec<(Flag, u64)>>,
+    /// In the order of `Flag::ALL`.
+    closed: [Cell<u64>; Flag::ALL.len()],
 }
 
 impl Counters {
     pub fn open(&self) {
-        self.opened.set(self.opened.get() + 1);
+        bump(&self.opened);
     }
 
     pub fn close(&self, flag: Flag) {
-        let mut closed = self.closed.borrow_mut();
-        match closed.iter_mut().find(|(known, _)| *known == flag) {
-            Some((_, count)) => *count += 1,
-            None => closed.push((flag, 1)),
+        if let Some(closed) = self.closed.get(flag as usize) {
+            bump(closed);
         }
+    }
+
+    fn counts(&self, labels: &LabelSet) -> ConnectionCounts {
+        ConnectionCounts {
+            labels: labels.clone(),
+            opened: self.opened.get(),
+            received_bytes: self.received_bytes.get(),
+            sent_bytes: self.sent_bytes.get(),
+            closed: self.closed.each_ref().map(Cell::get),
+        }
+    }
+
+    /// Takes counts back; what came since stays.
+    fn take_back(&self, told: &ConnectionCounts) {
+        let less = |cell: &Cell<u64>, by: u64| cell.set(cell.get().saturating_sub(by));
+        less(&self.opened, told.opened);
+        less(&self.received_bytes, told.received_bytes);
+        less(&self.sent_bytes, told.sent_bytes);
+        for (cell, by) in self.closed.iter().zip(told.closed) {
+            less(cell, by);
+        }
+    }
+
+    fn is_blank(&self) -> bool {
+        self.opened.get() == 0 && self.closed.iter().all(|closed| closed.get() == 0)
     }
 }
 
-/// Counters that aren't about one connection; the name and help of each stand in `engine`.
+/// How long something took, by `TIMING_BUCKETS_NS`.
 #[derive(Default)]
-pub struct Engine {
-    pub accept_pauses: Cell<u64>,
-    pub tls_handshakes: Cell<u64>,
-    pub tls_handshake_failures: Cell<u64>,
-    pub pool_hits: Cell<u64>,
-    pub pool_dials: Cell<u64>,
-    pub tunnels_cut_off: Cell<u64>,
-    pub policy_closes: Cell<u64>,
-    pub tunnels_retired: Cell<u64>,
-    pub tunnels_revoked: Cell<u64>,
-    pub second_tries: Cell<u64>,
-    pub ejections: Cell<u64>,
-    pub proxy_refusals: Cell<u64>,
-    pub dns_cache_hits: Cell<u64>,
-    pub dns_retries: Cell<u64>,
-    pub dns_strays: Cell<u64>,
-    pub dns_crowded: Cell<u64>,
-    pub dns_unsent: Cell<u64>,
-    pub access_lines_sampled_out: Cell<u64>,
+pub struct Histogram {
+    buckets: [Cell<u64>; TIMING_BUCKETS_NS.len() + 1],
+    sum_ns: Cell<u64>,
+}
+
+impl Histogram {
+    pub fn record(&self, took: Duration) {
+        let took_ns = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        // Without a branch: there are few bounds, and no pattern that a processor could foresee.
+        let bucket: usize = TIMING_BUCKETS_NS.iter().map(|bound| usize::from(*bound < took_ns)).sum();
+        if let Some(count) = self.buckets.get(bucket) {
+            bump(count);
+        }
+        self.sum_ns.set(self.sum_ns.get().saturating_add(took_ns));
+    }
+
+    fn timing(&self) -> Timing {
+        Timing { buckets: self.buckets.each_ref().map(Cell::get), sum_ns: self.sum_ns.get() }
+    }
 }
 
 /// The DNS counters of one label set.
@@ -101,7 +128,7 @@ pub fn bump(counter: &Cell<u64>) {
 /// All counters of a shard.
 #[derive(Default)]
 pub struct Stats {
-    by_labels: RefCell<HashMap<LabelSet, Rc<Counters>, foldhash::fast::RandomState>>,
+    sets: RefCell<Sets>,
     on_demand_dns: RefCell<HashMap<(Party, Text), u64, foldhash::fast::RandomState>>,
     /// None until the first, as in the reference.
     sockets_source: Cell<Option<u64>>,
@@ -111,19 +138,61 @@ pub struct Stats {
     dns: RefCell<HashMap<DnsLabels, Rc<DnsCounters>, foldhash::fast::RandomState>>,
     crl_rejections_source: Cell<u64>,
     crl_rejections_destination: Cell<u64>,
-    pub engine: Engine,
+    pub engine: Engine<Cell<u64>>,
+    pub timings: Timings<Histogram>,
+}
+
+/// Label sets of connections: found by their labels, told in an order that others coming and going don't change.
+#[derive(Default)]
+struct Sets {
+    by_labels: HashMap<LabelSet, (usize, Rc<Counters>), foldhash::fast::RandomState>,
+    in_order: Slab<(LabelSet, Rc<Counters>)>,
+}
+
+impl Sets {
+    fn enter(&mut self, labels: Labels) -> Rc<Counters> {
+        let (labels, counters) = (LabelSet::new(labels), Rc::<Counters>::default());
+        let place = self.in_order.insert((labels.clone(), counters.clone()));
+        self.by_labels.insert(labels, (place, counters.clone()));
+        counters
+    }
 }
 
 impl Stats {
     /// The counters of a label set, made on first use.
     pub fn of(&self, labels: Labels) -> Rc<Counters> {
-        let mut all = self.by_labels.borrow_mut();
-        if let Some(counters) = all.get(&labels) {
+        let mut sets = self.sets.borrow_mut();
+        if let Some((_, counters)) = sets.by_labels.get(&labels) {
             return counters.clone();
         }
+        if sets.by_labels.len() < limits::LABEL_SETS {
+            return sets.enter(labels);
+        }
         // What a peer of another network says of itself ends up in labels, so their number has a bound.
-        let labels = if all.len() < limits::LABEL_SETS { labels } else { labels.without_parties() };
-        all.entry(Arc::new(labels)).or_default().clone()
+        let labels = labels.without_parties();
+        match sets.by_labels.get(&labels) {
+            Some((_, counters)) => counters.clone(),
+            None => sets.enter(labels),
+        }
+    }
+
+    /// Takes back what was told of label sets; those that count nothing more, and that no connection uses, are gone.
+    pub fn forget(&self, told: &[ConnectionCounts]) {
+        let mut sets = self.sets.borrow_mut();
+        for told in told {
+            let Some((place, counters)) = sets.by_labels.get(&told.labels) else { continue };
+            counters.take_back(told);
+            // Twice here, and once by each connection.
+            if counters.is_blank() && Rc::strong_count(counters) == 2 {
+                let place = *place;
+                sets.by_labels.remove(&told.labels);
+                sets.in_order.try_remove(place);
+            }
+        }
+    }
+
+    pub fn label_sets(&self) -> usize {
+        self.sets.borrow().by_labels.len()
     }
 
     /// The DNS counters of a label set, made on first use.
@@ -159,11 +228,12 @@ impl Stats {
         *all.entry(if known { key } else { <_>::default() }).or_default() += 1;
     }
 
-    /// Counts an accepted socket until the guard is dropped.
-    pub fn socket(self: &Rc<Self>, reporter: Reporter) -> OpenSocket {
-        let gauge = self.gauge(reporter);
+    /// Counts an accepted socket of one side until the guard is dropped.
+    pub fn socket(pod: &Rc<PodSockets>, reporter: Reporter) -> OpenSocket {
+        bump(&pod.open);
+        let gauge = pod.stats.gauge(reporter);
         gauge.set(Some(gauge.get().unwrap_or_default() + 1));
-        OpenSocket { stats: self.clone(), reporter }
+        OpenSocket { pod: pod.clone(), reporter }
     }
 
     fn gauge(&self, reporter: Reporter) -> &Cell<Option<u64>> {
@@ -181,16 +251,27 @@ impl Stats {
         }
     }
 
-    /// Everything, for one scrape.
-    pub fn report(&self, shard: usize) -> ShardStats {
-        let by_labels = self.by_labels.borrow();
-        let connections = by_labels.iter().map(|(labels, counters)| ConnectionCounts {
-            labels: labels.clone(),
-            opened: counters.opened.get(),
-            received_bytes: counters.received_bytes.get(),
-            sent_bytes: counters.sent_bytes.get(),
-            closed: counters.closed.borrow().clone(),
-        });
+    /// All that is counted here, for one scrape. Others get their turn in between, since label sets may be many.
+    pub async fn report(&self, shard: usize) -> ShardStats {
+        ShardStats { connections: self.connections().await, ..self.the_rest(shard) }
+    }
+
+    async fn connections(&self) -> Vec<ConnectionCounts> {
+        let places = self.sets.borrow().in_order.capacity();
+        let mut told = Vec::with_capacity(self.label_sets());
+        for first in (0..places).step_by(limits::LABEL_SETS_A_TURN) {
+            if first > 0 {
+                give_way().await;
+            }
+            let sets = self.sets.borrow();
+            let here = (first..places.min(first + limits::LABEL_SETS_A_TURN))
+                .filter_map(|place| sets.in_order.get(place));
+            told.extend(here.map(|(labels, counters)| counters.counts(labels)));
+        }
+        told
+    }
+
+    fn the_rest(&self, shard: usize) -> ShardStats {
         let verdicts = self.verdicts.borrow();
         let verdicts = verdicts.iter().map(|((namespace, name, said), count)| VerdictCount {
             namespace: namespace.clone(),
@@ -198,18 +279,14 @@ impl Stats {
             said: *said,
             count: *count,
         });
-        let engine = &self.engine;
+        let on_demand_dns = self.on_demand_dns.borrow();
+        let on_demand_dns =
+            on_demand_dns.iter().map(|((source, host), count)| (source.clone(), host.clone(), *count));
         ShardStats {
+            shard,
             verdicts: verdicts.collect(),
             dns: self.dns.borrow().iter().map(|(labels, counters)| counters.counts(labels)).collect(),
-            shard,
-            connections: connections.collect(),
-            on_demand_dns: self
-                .on_demand_dns
-                .borrow()
-                .iter()
-                .map(|((source, host), count)| (source.clone(), host.clone(), *count))
-                .collect(),
+            on_demand_dns: on_demand_dns.collect(),
             sockets_open: [Reporter::Source, Reporter::Destination]
                 .into_iter()
                 .filter_map(|reporter| Some((reporter, self.gauge(reporter).get()?)))
@@ -218,95 +295,113 @@ impl Stats {
                 (Reporter::Source, self.crl_rejections_source.get()),
                 (Reporter::Destination, self.crl_rejections_destination.get()),
             ],
-            engine: vec![
-                (
-                    "accept_pauses",
-                    "Pauses of a listener for want of descriptors or memory",
-                    engine.accept_pauses.get(),
-                ),
-                ("tls_handshakes", "TLS handshakes completed, both roles", engine.tls_handshakes.get()),
-                (
-                    "tls_handshake_failures",
-                    "TLS handshakes failed, both roles",
-                    engine.tls_handshake_failures.get(),
-                ),
-                ("pool_hits", "Connections carried by a tunnel that was up already", engine.pool_hits.get()),
-                ("pool_dials", "Tunnels dialled", engine.pool_dials.get()),
-                (
-                    "tunnels_cut_off",
-                    "Tunnels closed because the peer broke HTTP/2 or a bound",
-                    engine.tunnels_cut_off.get(),
-                ),
-                (
-                    "policy_closes",
-                    "Live connections closed because the mesh no longer allows them",
-                    engine.policy_closes.get(),
-                ),
-                (
-                    "tunnels_retired",
-                    "Tunnels that take no new streams since their own identity, roots or certificate changed",
-                    engine.tunnels_retired.get(),
-                ),
-                (
-                    "tunnels_revoked",
-                    "Tunnels closed because a new revocation list names their peer",
-                    engine.tunnels_revoked.get(),
-                ),
-                (
-                    "second_tries",
-                    "Further endpoints tried for connections whose first could not be reached",
-                    engine.second_tries.get(),
-                ),
-                (
-                    "ejections",
-                    "Endpoints left out for a while after they could not be reached",
-                    engine.ejections.get(),
-                ),
-                (
-                    "proxy_refusals",
-                    "Clients of the SOCKS5 and CONNECT listeners that were malformed, late or too many",
-                    engine.proxy_refusals.get(),
-                ),
-                (
-                    "dns_cache_hits",
-                    "DNS queries answered by a reply that was remembered",
-                    engine.dns_cache_hits.get(),
-                ),
-                (
-                    "dns_retries",
-                    "Further attempts at name servers that stayed silent",
-                    engine.dns_retries.get(),
-                ),
-                (
-                    "dns_strays",
-                    "Datagrams of name servers that were no reply to what had been asked",
-                    engine.dns_strays.get(),
-                ),
-                (
-                    "dns_crowded",
-                    "DNS queries refused because too many of the pod waited for name servers",
-                    engine.dns_crowded.get(),
-                ),
-                ("dns_unsent", "DNS answers that the kernel did not take", engine.dns_unsent.get()),
-                (
-                    "access_lines_sampled_out",
-                    "Access-log lines of connections that ended well, left out by RINGWAY_ACCESS_LOG_SAMPLING",
-                    engine.access_lines_sampled_out.get(),
-                ),
-            ],
+            engine: self.engine.map(Cell::get),
+            timings: self.timings.map(Histogram::timing),
+            ..ShardStats::default()
         }
+    }
+}
+
+/// Accepted sockets of one pod.
+pub struct PodSockets {
+    stats: Rc<Stats>,
+    open: Cell<u64>,
+}
+
+impl PodSockets {
+    pub fn new(stats: Rc<Stats>) -> Rc<Self> {
+        Rc::new(Self { stats, open: Cell::new(0) })
+    }
+
+    pub fn open(&self) -> u64 {
+        self.open.get()
     }
 }
 
 /// See `Stats::socket`.
 pub struct OpenSocket {
-    stats: Rc<Stats>,
+    pod: Rc<PodSockets>,
     reporter: Reporter,
 }
 
 impl Drop for OpenSocket {
     fn drop(&mut self) {
-        let gauge = self.stats.gauge(self.reporter);
+        let gauge = self.pod.stats.gauge(self.reporter);
         gauge.set(gauge.get().map(|open| open.saturating_sub(1)));
+        self.pod.open.set(self.pod.open.get().saturating_sub(1));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mesh::labels::Security;
+
+    fn labels(name: &str) -> Labels {
+        Labels {
+            reporter: Reporter::Source,
+            source: Some(Party { workload: name.into(), ..Party::default() }),
+            destination: None,
+            service: None,
+            security: Security::Unknown,
+        }
+    }
+
+    fn told(stats: &Stats) -> Vec<ConnectionCounts> {
+        let sets = stats.sets.borrow();
+        sets.in_order.iter().map(|(_, (labels, counters))| counters.counts(labels)).collect()
+    }
+
+    #[test]
+    fn a_forgotten_set_is_gone_and_one_that_was_used_since_keeps_only_what_came_since() {
+        let stats = Stats::default();
+        for name in ["idle", "used", "held"] {
+            let counters = stats.of(labels(name));
+            counters.open();
+            counters.close(Flag::Connect);
+        }
+        let before = told(&stats);
+        stats.of(labels("used")).open();
+        let held = stats.of(labels("held"));
+        stats.forget(&before);
+        let after = told(&stats);
+        let named = |name: &str| after.iter().find(|counts| *counts.labels == labels(name));
+        assert_eq!(named("idle"), None);
+        let used = named("used").unwrap();
+        assert_eq!((used.opened, used.live()), (1, 1));
+        assert_eq!(named("held").unwrap().opened, 0);
+        held.open();
+        assert_eq!(told(&stats).iter().map(|counts| counts.opened).sum::<u64>(), 2);
+        assert_eq!(stats.label_sets(), 2);
+    }
+
+    #[test]
+    fn past_the_bound_sets_are_counted_together_without_parties() {
+        let stats = Stats::default();
+        for number in 0..limits::LABEL_SETS + 10 {
+            stats.of(labels(&number.to_string())).open();
+        }
+        assert_eq!(stats.label_sets(), limits::LABEL_SETS + 1);
+        assert_eq!(stats.of(labels("0").without_parties()).opened.get(), 10);
+    }
+
+    #[test]
+    fn a_duration_falls_into_the_first_bucket_that_holds_it() {
+        let histogram = Histogram::default();
+        for (took, bucket) in [
+            (Duration::ZERO, 0),
+            (Duration::from_micros(100), 0),
+            (Duration::from_nanos(100_001), 1),
+            (Duration::from_millis(25), 7),
+            (Duration::from_secs(10), 15),
+            (Duration::from_secs(11), 16),
+            (Duration::MAX, 16),
+        ] {
+            let before = histogram.timing().buckets[bucket];
+            histogram.record(took);
+            assert_eq!(histogram.timing().buckets[bucket], before + 1, "{took:?}");
+        }
+        assert_eq!(histogram.timing().buckets.iter().sum::<u64>(), 7);
+        assert_eq!(histogram.timing().sum_ns, u64::MAX);
     }
 }

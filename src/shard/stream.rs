@@ -116,7 +116,6 @@ impl Stream {
     }
 
     /// Payload that the application hasn't taken.
-    #[cfg(test)]
     pub(super) fn waiting_bytes(&self) -> usize {
         let waiting = self.waiting.borrow();
         waiting.bytes.len() - waiting.start

@@ -109,6 +109,13 @@ impl Tunnel {
         self.state.borrow().streams.len()
     }
 
+    /// Bytes that wait here: sealed ones for the peer, and payload for applications.
+    pub(super) fn buffered_bytes(&self) -> usize {
+        let state = self.state.borrow();
+        let unread: usize = state.streams.values().map(|stream| stream.waiting_bytes()).sum();
+        state.backlog.len().saturating_sub(state.sent) + unread
+    }
+
     /// Sends a CONNECT; the answer arrives at the stream.
     pub fn open(self: &Rc<Self>, head: &ConnectHead<'_>) -> Result<Rc<Stream>, CannotOpen> {
         let mut state = self.state.borrow_mut();

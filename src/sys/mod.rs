@@ -5,6 +5,7 @@ pub mod conntrack;
 pub mod cpu;
 pub mod fdpass;
 pub mod handover;
+pub mod heap;
 pub mod io;
 pub mod lend;
 pub mod listener;

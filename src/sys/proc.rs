@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
@@ -15,6 +16,33 @@ pub fn raise_nofile() -> io::Result<(u64, u64)> {
     let limits = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limits.maximum, maximum: limits.maximum })?;
     Ok((limits.current.unwrap_or(u64::MAX), limits.maximum.unwrap_or(u64::MAX)))
+}
+
+/// What the calling thread has used so far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ThreadUsage {
+    /// In its own code and in the kernel.
+    pub cpu: Duration,
+    /// How often it slept because it had nothing to do.
+    pub voluntary_switches: u64,
+}
+
+/// One call of the kernel.
+pub fn thread_usage() -> ThreadUsage {
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: getrusage fills the struct that it is given; all zeros is a valid one too.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let time = |time: libc::timeval| {
+        Duration::from_secs(u64::try_from(time.tv_sec).unwrap_or_default())
+            + Duration::from_micros(u64::try_from(time.tv_usec).unwrap_or_default())
+    };
+    ThreadUsage {
+        cpu: time(usage.ru_utime) + time(usage.ru_stime),
+        voluntary_switches: u64::try_from(usage.ru_nvcsw).unwrap_or_default(),
+    }
 }
 
 /// Lets other threads go first. On Linux the priority is the calling thread's own.
@@ -138,6 +166,14 @@ mod tests {
         }
         drop(stop);
         worker.unwrap().join().unwrap();
+    }
+
+    #[test]
+    fn a_thread_that_works_uses_time_and_one_that_sleeps_is_switched_away() {
+        let before = thread_usage();
+        while thread_usage().cpu < before.cpu + Duration::from_millis(20) {}
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(thread_usage().voluntary_switches > before.voluntary_switches);
     }
 
     #[test]

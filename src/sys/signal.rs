@@ -19,6 +19,13 @@ pub fn shield_thread() -> io::Result<()> {
     if error == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(error)) }
 }
 
+/// Sends the calling thread the profiler's signal. Its default action ends the process, so only with a handler in
+/// place.
+pub fn raise_sigprof() {
+    // SAFETY: raise has no preconditions.
+    unsafe { libc::raise(libc::SIGPROF) };
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

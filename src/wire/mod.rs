@@ -9,6 +9,7 @@ pub mod hbone;
 pub mod http1;
 pub mod log_text;
 pub mod pb;
+pub mod profile;
 pub mod proxy_protocol;
 pub mod socks5;
 pub mod xds;

@@ -26,3 +26,8 @@ pub mod ca {
 pub mod zds {
     include!(concat!(env!("OUT_DIR"), "/istio.workload.zds.rs"));
 }
+
+/// Profiles.
+pub mod profile {
+    include!(concat!(env!("OUT_DIR"), "/perftools.profiles.rs"));
+}

@@ -1,6 +1,5 @@
 //! What an answer carries: everything at once, or piece by piece while it is made.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -10,6 +9,7 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use tokio::sync::mpsc;
 
 use crate::base::limits::HTTP_PIECES_QUEUED;
+use crate::control::chunks::{Chunks, Cut};
 
 /// See above.
 pub struct Body(Inner);
@@ -17,6 +17,7 @@ pub struct Body(Inner);
 enum Inner {
     Whole(Full<Bytes>),
     Pieces(mpsc::Receiver<Bytes>),
+    Written(Chunks),
 }
 
 impl Body {
@@ -33,33 +34,41 @@ impl From<Bytes> for Body {
     }
 }
 
+/// What a thread of its own writes.
+impl From<Chunks> for Body {
+    fn from(chunks: Chunks) -> Self {
+        Self(Inner::Written(chunks))
+    }
+}
+
 impl HttpBody for Body {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = Cut;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, Cut>>> {
         match &mut self.0 {
-            Inner::Whole(whole) => Pin::new(whole).poll_frame(context),
+            Inner::Whole(whole) => Pin::new(whole).poll_frame(context).map_err(|never| match never {}),
             Inner::Pieces(pieces) => {
                 pieces.poll_recv(context).map(|piece| piece.map(|bytes| Ok(Frame::data(bytes))))
             }
+            Inner::Written(chunks) => Pin::new(chunks).poll_frame(context),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             Inner::Whole(whole) => whole.is_end_stream(),
-            Inner::Pieces(_) => false,
+            Inner::Pieces(_) | Inner::Written(_) => false,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
             Inner::Whole(whole) => whole.size_hint(),
-            Inner::Pieces(_) => SizeHint::default(),
+            Inner::Pieces(_) | Inner::Written(_) => SizeHint::default(),
         }
     }
 }

@@ -215,8 +215,104 @@ fn metrics_carry_the_references_names_labels_and_byte_counts() {
         assert_eq!(metrics.sum("istio_tcp_sent_bytes_total", &labels), 12.0);
         assert_eq!(metrics.sum("istio_build", &["component=\"ztunnel\""]), 1.0);
         assert_eq!(metrics.sum("workload_manager_active_proxy_count", &[]), 1.0);
+        assert!(metrics.sum("tokio_worker_park_count_total", &[]) >= 1.0);
+        assert_eq!(metrics.sum("ringway_pods_without_workload", &[]), 0.0);
         assert!(metrics.0.ends_with("# EOF\n"), "the end of the exposition");
     }
+    let mut held = dial(&world.client, service());
+    held.write_all(b"?").unwrap();
+    held.read_exact(&mut [0]).unwrap();
+    let (near, far) = (world.near().metrics().unwrap(), world.far().metrics().unwrap());
+    for (metrics, name, label) in [
+        (&near, "ringway_connection_setup_seconds_count", "direction=\"outbound\""),
+        (&far, "ringway_connection_setup_seconds_count", "direction=\"inbound\""),
+        (&near, "ringway_tls_handshake_seconds_count", "side=\"client\""),
+        (&far, "ringway_tls_handshake_seconds_count", "side=\"server\""),
+        (&near, "ringway_dial_seconds_count", ""),
+        (&far, "ringway_dial_seconds_count", ""),
+        (&near, "ringway_tunnels", "side=\"client\""),
+        (&far, "ringway_tunnels", "side=\"server\""),
+    ] {
+        let labels: &[&str] = if label.is_empty() { &[] } else { &[label] };
+        assert!(metrics.sum(name, labels) >= 1.0, "{name} {label}\n{}", metrics.0);
+    }
+    let pod = &["namespace=\"default\"", "pod=\"client\""];
+    assert_eq!(near.sum("ringway_pod_sockets_open", pod), 1.0, "{}", near.0);
+}
+
+/// curl in the namespace of the first node's proxy.
+fn curl(world: &World, arguments: &[&str]) -> Vec<u8> {
+    let node = world.cluster.topology.nodes.iter().find(|node| node.number == 1).unwrap();
+    let output = node.space.output("curl", &[&["-sS", "--fail"], arguments].concat()).unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    output.stdout
+}
+
+#[test]
+fn metrics_are_compressed_as_asked() {
+    let world = World::start();
+    let url = format!("http://localhost:{METRICS_PORT}/metrics");
+    let plain = curl(&world, &[&url]);
+    for encoding in ["gzip", "deflate"] {
+        let header = format!("accept-encoding: {encoding}");
+        let packed = curl(&world, &["-H", &header, &url]);
+        assert!(packed.len() * 3 < plain.len(), "{encoding}: {} of {}", packed.len(), plain.len());
+        let unpacked = String::from_utf8(curl(&world, &["--compressed", "-H", &header, &url])).unwrap();
+        assert!(
+            unpacked.starts_with("# HELP process_open_fds ") && unpacked.ends_with("# EOF\n"),
+            "{unpacked}"
+        );
+    }
+}
+
+/// What `go tool pprof` makes of a profile.
+fn pprof(profile: &std::path::Path, how: &str) -> String {
+    let output = std::process::Command::new("go").args(["tool", "pprof", how]).arg(profile).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+#[test]
+fn profiles_of_the_cpu_and_the_heap_are_read_by_gos_pprof() {
+    let world = World::start();
+    let _app = Server::start(&world.server, APP_PORT, echo);
+    let admin = |path: &str| format!("http://localhost:{ADMIN_PORT}/debug/pprof/{path}");
+    let (status, told) = world.near().request("GET", ADMIN_PORT, "/debug/pprof/heap").unwrap();
+    assert!(
+        status == 500 && told.starts_with("heap profiling not active; activate with "),
+        "{status} {told}"
+    );
+    let told = curl(&world, &[&admin("heap/profiling?activate=true")]);
+    assert_eq!(told, b"heap profiling active: true\n");
+    let directory = tempfile::tempdir().unwrap();
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let cpu = directory.path().join("cpu");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut bytes = [7; 64];
+            while !over.load(std::sync::atomic::Ordering::Relaxed) {
+                let mut stream = dial(&world.client, service());
+                for _ in 0..200 {
+                    stream.write_all(&bytes).unwrap();
+                    stream.read_exact(&mut bytes).unwrap();
+                }
+            }
+        });
+        let profile = curl(&world, &[&admin("profile?seconds=2&frequency=500")]);
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        std::fs::write(&cpu, profile).unwrap();
+    });
+    let (top, threads) = (pprof(&cpu, "-top"), pprof(&cpu, "-tags"));
+    assert!(top.contains("Type: cpu") && top.contains("ringway::shard::"), "{top}");
+    assert!(threads.contains("shard-0"), "{threads}");
+    let heap = directory.path().join("heap");
+    std::fs::write(&heap, curl(&world, &[&admin("heap")])).unwrap();
+    let top = pprof(&heap, "-top");
+    assert!(top.contains("Type: inuse_space") && top.contains("flat%"), "{top}");
+    assert!(!top.contains("_rjem_je_prof"), "the allocator's own functions are left out: {top}");
+    let told = curl(&world, &[&admin("heap/profiling?activate=false")]);
+    assert_eq!(told, b"heap profiling active: false\n");
 }
 
 #[test]

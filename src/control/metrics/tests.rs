@@ -1,15 +1,21 @@
 //! The page against lines of a real one.
 
 use super::*;
-use std::sync::Arc;
+use std::io::Read;
 
 use crate::base::text::Text;
-use crate::bridge::report::{DnsCounts, DnsLabels, VerdictCount};
+use crate::bridge::identities::Standing;
+use crate::bridge::order::PodInfo;
+use crate::bridge::report::{ConnectionCounts, DnsCounts, DnsLabels, Said, VerdictCount};
+use crate::bridge::tally::Timing;
 use crate::control::http::Server;
-use crate::control::http::test::ask;
+use crate::control::http::test::{ask, exchange};
+use crate::control::session::PodView;
 use crate::control::test_support::Shards;
-use crate::mesh::labels::{Security, ServiceLabels};
+use crate::mesh::labels::{Flag, LabelSet, Labels, Party, Reporter, Security, ServiceLabels};
 use crate::mesh::snapshot::Snapshot;
+use crate::tls::cert::Authority;
+use crate::tls::config::Profile;
 
 const HEAD: &str = "istio_tcp_connections_opened_total{reporter=\"source\",source_workload=\"client\",\
 source_canonical_service=\"client\",source_canonical_revision=\"latest\",source_workload_namespace=\"default\",\
@@ -59,14 +65,16 @@ fn nobody() -> LabelSet {
 }
 
 fn stats(shard: usize) -> ShardStats {
-    let counts =
-        |labels, closed| ConnectionCounts { labels, opened: 2, received_bytes: 75, sent_bytes: 0, closed };
-    ShardStats {
+    let counts = |labels, closed| ConnectionCounts {
+        labels,
+        opened: 2,
+        received_bytes: 75,
+        sent_bytes: 0,
+        closed: Flag::ALL.map(|flag| if <[Flag]>::contains(closed, &flag) { 1 } else { 0 }),
+    };
+    let mut stats = ShardStats {
         shard,
-        connections: vec![
-            counts(labels(), vec![(Flag::Connect, 1), (Flag::None, 1)]),
-            counts(nobody(), vec![(Flag::None, 0)]),
-        ],
+        connections: vec![counts(labels(), &[Flag::Connect, Flag::None]), counts(nobody(), &[])],
         on_demand_dns: vec![(party("client", "latest", "z1"), "h.example".into(), 2)],
         sockets_open: vec![(Reporter::Source, 3)],
         verdicts: vec![
@@ -76,42 +84,102 @@ fn stats(shard: usize) -> ShardStats {
         ],
         crl_rejections: vec![(Reporter::Source, 2), (Reporter::Destination, 0)],
         dns: vec![dns("a", 2, 1), dns("srv", 1, 0)],
-        engine: vec![("stalls", "Turns of the loop that took too long.", 5)],
-    }
+        pod_sockets: vec![("default".into(), "client-1".into(), 2)],
+        ..ShardStats::default()
+    };
+    stats.engine.pool_hits = 5;
+    stats.holding.tunnels_client = 7;
+    stats.timings.dial = Timing { buckets: std::array::from_fn(|at| u64::from(at == 2)), sum_ns: 300_000 };
+    stats.work.busy_s = 1.5;
+    stats.work.parks = 21;
+    stats.work.tasks = 4;
+    stats
 }
 
 fn dns(kind: &'static str, requests: u64, forwarded: u64) -> DnsCounts {
     let labels = DnsLabels { kind, tcp: false, service: "client".into(), revision: "".into() };
     let durations = [0, 0, forwarded, 0, 0, 0, 0];
-    DnsCounts { labels, requests, forwarded, failed: 0, durations, duration_sum_s: 0.25 }
+    DnsCounts { labels, requests, forwarded, failed: forwarded, durations, duration_sum_s: 0.25 }
 }
 
-fn server(shards: Vec<Mailbox<Order>>) -> MetricsServer {
+fn sources() -> Sources {
     let facts = Facts {
         version: serde_json::Value::Null,
         config: serde_json::Value::Null,
         istio_version: "unknown".into(),
         event_loop: "epoll".into(),
         event_loop_cause: "io_uring: EPERM".into(),
+        aead: "ring".into(),
     };
-    MetricsServer {
-        shards,
+    Sources {
         registry: Registry::default(),
         facts,
         identities: Arc::default(),
         published: Arc::new(Published::new(Snapshot::default())),
         lines: LineSink::new(crossbeam::channel::bounded(1).0),
+        board: None,
     }
 }
 
+fn written(sources: Sources, stats: Vec<ShardStats>) -> String {
+    let control = Tasks { queued: 0, tasks: 10 };
+    let scrape = Scrape { sources: Arc::new(sources), shards: stats.len(), stats, control };
+    let mut page = String::new();
+    assert!(scrape.write(&mut |text| {
+        page.push_str(text);
+        true
+    }));
+    page
+}
+
 fn page() -> String {
-    let server = server(Vec::new());
-    metrics::with_local_recorder(&server.registry, || {
+    let sources = sources();
+    metrics::with_local_recorder(&sources.registry, || {
         metrics::gauge!("workload_manager_active_proxy_count").set(1.0);
         metrics::counter!("workload_manager_proxies_started").absolute(4);
         metrics::counter!("istio_xds_message_bytes", "url" => "type.googleapis.com/x").increment(391);
     });
-    server.render(&[stats(0), stats(1)])
+    written(sources, vec![stats(0), stats(1)])
+}
+
+/// One that has every family.
+pub(super) fn whole_page() -> String {
+    let mut sources = sources();
+    metrics::with_local_recorder(&sources.registry, || {
+        metrics::counter!("istio_xds_connection_terminations", "reason" => "Reconnect").increment(1);
+        metrics::counter!("istio_xds_message", "url" => "type.googleapis.com/x").increment(1);
+        metrics::counter!("istio_xds_message_bytes", "url" => "type.googleapis.com/x").increment(391);
+        metrics::gauge!("workload_manager_active_proxy_count").set(1.0);
+        metrics::gauge!("workload_manager_pending_proxy_count").set(0.0);
+        metrics::counter!("workload_manager_proxies_started").increment(1);
+        metrics::counter!("workload_manager_proxies_stopped").increment(0);
+        metrics::counter!("ringway_mesh_snapshots").increment(1);
+        metrics::counter!("ringway_xds_resources_refused").increment(1);
+        metrics::counter!("ringway_xds_lookups_refused").increment(1);
+        metrics::counter!("ringway_orders_delayed").increment(1);
+        metrics::counter!("ringway_certificate_requests", "outcome" => "signed").increment(1);
+        metrics::gauge!("ringway_crl_lists").set(1.0);
+        metrics::gauge!("ringway_crl_lists_expired").set(0.0);
+        metrics::gauge!("ringway_crl_lists_unsigned").set(0.0);
+        metrics::counter!("ringway_crl_load_errors").increment(1);
+    });
+    let authority = Authority::new("cluster.local").unwrap();
+    let identity = "spiffe://cluster.local/ns/default/sa/client".parse().unwrap();
+    let credential = authority.credential(&identity, Duration::from_secs(3_600), Profile::default()).unwrap();
+    sources.identities.set(identity, Standing::Available(Arc::new(credential)));
+    let info = PodInfo { name: "p".into(), namespace: "n".into(), service_account: "s".into() };
+    let board = Board::default();
+    board.set(vec![PodView { uid: "u".into(), info, up: true }]);
+    sources.board = Some(Arc::new(board));
+    sources.published = Arc::new(Published::new(unreadable_policy()));
+    written(sources, vec![stats(0), stats(1)])
+}
+
+/// The mesh of a policy that can't be read.
+fn unreadable_policy() -> Snapshot {
+    let mut snapshot = Snapshot { synced: true, ..Snapshot::default() };
+    snapshot.unreadable.insert("a/broken".into(), ());
+    snapshot
 }
 
 fn line<'a>(page: &'a str, start: &str) -> &'a str {
@@ -163,40 +231,9 @@ fn unknown_parties_have_no_locality_and_text_is_escaped() {
 }
 
 #[test]
-fn families_are_the_references_in_its_order_and_ours_come_after() {
+fn a_family_without_samples_has_no_head_and_values_are_sums() {
     let page = page();
-    let heads: Vec<&str> = page.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
-    let expected = [
-        "process_open_fds gauge",
-        "process_max_fds gauge",
-        "istio_build gauge",
-        "istio_xds_message_bytes counter",
-        "istio_tcp_connections_opened counter",
-        "istio_tcp_connections_closed counter",
-        "istio_tcp_received_bytes counter",
-        "istio_tcp_sent_bytes counter",
-        "istio_on_demand_dns counter",
-        "istio_tcp_connections_failed counter",
-        "istio_tcp_sockets_open gauge",
-        "istio_crl_policy_rejections counter",
-        "istio_crl_untracked_connections counter",
-        "istio_dns_requests counter",
-        "istio_dns_upstream_requests counter",
-        "istio_dns_upstream_request_duration_seconds histogram",
-        "workload_manager_active_proxy_count gauge",
-        "workload_manager_proxies_started counter",
-        "ringway_event_loop gauge",
-        "ringway_log_lines_dropped counter",
-        "ringway_shards gauge",
-        "ringway_shards_answering gauge",
-        "ringway_policy_denials counter",
-        "ringway_dry_run_verdicts counter",
-        "ringway_stalls counter",
-    ];
-    let heads: Vec<&str> = heads.into_iter().filter(|head| !head.starts_with("process_max_fds")).collect();
-    let expected: Vec<&str> =
-        expected.into_iter().filter(|head| !head.starts_with("process_max_fds")).collect();
-    assert_eq!(heads, expected, "a family without samples has no head");
+    assert!(!page.contains("istio_xds_connection_terminations") && !page.contains("ringway_crl_lists"));
     for whole in [
         "# HELP istio_build Istio component build info.",
         "istio_build{component=\"ztunnel\",tag=\"unknown\"} 1",
@@ -219,8 +256,24 @@ fn families_are_the_references_in_its_order_and_ours_come_after() {
         "istio_crl_untracked_connections_total{reporter=\"destination\"} 0",
         "workload_manager_active_proxy_count 1",
         "workload_manager_proxies_started_total 4",
+        "tokio_num_workers 2",
+        "tokio_num_alive_tasks 18",
+        "tokio_worker_total_busy_duration_seconds_total{worker=\"1\"} 1.5",
+        "tokio_worker_park_count_total{worker=\"0\"} 21",
+        "tokio_worker_park_unpark_count_total{worker=\"0\"} 42",
         "ringway_event_loop{kind=\"epoll\",cause=\"io_uring: EPERM\"} 1",
-        "ringway_stalls_total{shard=\"1\"} 5",
+        "ringway_aead{library=\"ring\"} 1",
+        "ringway_pool_hits_total{shard=\"1\"} 5",
+        "ringway_tunnels{side=\"client\",shard=\"0\"} 7",
+        "ringway_pod_sockets_open{namespace=\"default\",pod=\"client-1\"} 4",
+        "# TYPE ringway_dial_seconds histogram",
+        "# UNIT ringway_dial_seconds seconds",
+        "ringway_dial_seconds_bucket{le=\"0.00025\"} 0",
+        "ringway_dial_seconds_bucket{le=\"0.0005\"} 2",
+        "ringway_dial_seconds_bucket{le=\"+Inf\"} 2",
+        "ringway_dial_seconds_count 2",
+        "ringway_dial_seconds_sum 0.0006",
+        "ringway_tls_handshake_seconds_count{side=\"server\"} 0",
     ] {
         assert!(page.lines().any(|line| line == whole), "missing: {whole}\n{page}");
     }
@@ -247,8 +300,7 @@ fn the_type_is_chosen_as_the_reference_does() {
         if let Some(accept) = accept {
             question.headers.insert(ACCEPT, accept.parse().unwrap());
         }
-        let reply = reply(&question.headers, String::new());
-        let kind = reply.headers()[CONTENT_TYPE].to_str().unwrap();
+        let kind = content_type(&question.headers);
         let expected = if open {
             "application/openmetrics-text;charset=utf-8;version=1.0.0"
         } else {
@@ -258,19 +310,30 @@ fn the_type_is_chosen_as_the_reference_does() {
     }
 }
 
+fn serve(shards: Vec<Mailbox<Order>>) -> (std::net::SocketAddr, impl Drop) {
+    struct Close(tokio::sync::watch::Sender<bool>);
+    impl Drop for Close {
+        fn drop(&mut self) {
+            let _ = self.0.send(true);
+        }
+    }
+    let bound = Server::bind("stats", &["127.0.0.1:0".parse().unwrap()]).unwrap();
+    let address = bound.addresses()[0];
+    let (close, closing) = tokio::sync::watch::channel(false);
+    let _serving = bound.serve(Arc::new(MetricsServer::new(shards, sources())), &closing).unwrap();
+    (address, Close(close))
+}
+
 #[tokio::test]
 async fn a_scrape_sums_living_shards_and_does_not_wait_long_for_a_dead_one() {
     let shards = Shards::start(2, stats);
     let (dead, _letters) = crate::bridge::mailbox::mailbox(10).unwrap();
     let mut mailboxes = shards.mailboxes.clone();
     mailboxes.push(dead);
-    let bound = Server::bind("stats", &["127.0.0.1:0".parse().unwrap()]).unwrap();
-    let address = bound.addresses()[0];
-    let (_close, closing) = tokio::sync::watch::channel(false);
-    let _serving = bound.serve(Arc::new(server(mailboxes)), &closing).unwrap();
-    let started = std::time::Instant::now();
+    let (address, _close) = serve(mailboxes);
+    let started = Instant::now();
     let page = http::test::get(address, "POST", "/stats/prometheus").await;
-    assert!(started.elapsed() < std::time::Duration::from_secs(3));
+    assert!(started.elapsed() < Duration::from_secs(30));
     assert!(page.starts_with("HTTP/1.1 200 OK\r\n"), "{page}");
     assert!(page.contains(&format!("{HEAD}4\n")), "{page}");
     assert!(page.contains("\nringway_shards 3\n") && page.contains("\nringway_shards_answering 2\n"));
@@ -287,4 +350,91 @@ fn host_names_asked_for_are_counted_by_source_and_name() {
     let told = line(&page, "istio_on_demand_dns_total{");
     assert!(told.starts_with("istio_on_demand_dns_total{source_workload=\"client\","), "{told}");
     assert!(told.ends_with("hostname=\"h.example\"} 4"), "{told}");
+}
+
+/// Sets that differ by their source.
+fn many(shard: usize) -> ShardStats {
+    let one = |number: usize| {
+        let source = Some(party(&format!("client-{number}"), "latest", "z1"));
+        let labels = LabelSet::new(Labels { source, ..(*labels()).clone() });
+        ConnectionCounts {
+            labels,
+            opened: 5,
+            received_bytes: 70_000,
+            sent_bytes: 1,
+            closed: [1; Flag::ALL.len()],
+        }
+    };
+    ShardStats { connections: (0..10_000).map(one).collect(), ..stats(shard) }
+}
+
+#[tokio::test]
+async fn a_large_page_is_sent_in_pieces_whole_and_compressed_as_asked() {
+    let shards = Shards::start(2, many);
+    let (address, _close) = serve(shards.mailboxes.clone());
+    let plain = http::test::get(address, "GET", "/metrics").await;
+    let (head, body) = plain.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains("transfer-encoding: chunked") && !head.contains("content-encoding"), "{head}");
+    assert!(body.ends_with("# EOF\n\r\n0\r\n\r\n"));
+    assert_eq!(
+        body.matches("istio_tcp_connections_opened_total{reporter=\"source\",source_workload=\"client-")
+            .count(),
+        10_000
+    );
+    let asked = b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\naccept-encoding: gzip\r\n\r\n";
+    let answer = raw(address, asked).await;
+    let end = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").unwrap();
+    let head = String::from_utf8(answer[..end].to_vec()).unwrap();
+    assert!(head.contains("content-encoding: gzip") && head.contains("vary: accept-encoding"), "{head}");
+    let mut text = String::new();
+    let packed = dechunked(&answer[end + 4..]);
+    flate2::read::GzDecoder::new(&*packed).read_to_string(&mut text).unwrap();
+    assert!(
+        text.ends_with("# EOF\n") && packed.len() * 10 < text.len(),
+        "{} of {}",
+        packed.len(),
+        text.len()
+    );
+    let lines = text.lines().filter(|line| line.starts_with("istio_tcp_connections_closed_total{"));
+    assert_eq!(lines.count(), 10_000 * Flag::ALL.len());
+}
+
+async fn raw(address: std::net::SocketAddr, request: &[u8]) -> Vec<u8> {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+    stream.write_all(request).await.unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.unwrap();
+    answer
+}
+
+fn dechunked(mut rest: &[u8]) -> Vec<u8> {
+    let mut all = Vec::new();
+    loop {
+        let end = rest.windows(2).position(|bytes| bytes == b"\r\n").unwrap();
+        let size = usize::from_str_radix(std::str::from_utf8(&rest[..end]).unwrap(), 16).unwrap();
+        if size == 0 {
+            return all;
+        }
+        all.extend_from_slice(&rest[end + 2..][..size]);
+        rest = &rest[end + 2 + size + 2..];
+    }
+}
+
+#[tokio::test]
+async fn a_reader_that_stops_keeps_no_other_from_its_page() {
+    let shards = Shards::start(1, many);
+    let (address, _close) = serve(shards.mailboxes.clone());
+    let mut stopped = Vec::new();
+    for _ in 0..limits::SCRAPES_AT_ONCE - 1 {
+        let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
+        tokio::io::AsyncWriteExt::write_all(&mut stream, b"GET /metrics HTTP/1.1\r\nhost: a\r\n\r\n")
+            .await
+            .unwrap();
+        let mut first = [0; 16];
+        tokio::io::AsyncReadExt::read_exact(&mut stream, &mut first).await.unwrap();
+        stopped.push(stream);
+    }
+    let page = exchange(address, b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
+    assert!(page.ends_with("0\r\n\r\n"));
 }
