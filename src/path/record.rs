@@ -49,14 +49,19 @@ pub struct About {
     pub via: Option<Via>,
 }
 
-/// See above.
+/// See above. Small, since every live connection's task holds one.
 pub struct Record {
     shard: Rc<Shard>,
-    about: Box<About>,
-    attempts: u32,
-    setup: Option<Duration>,
+    known: Box<Known>,
     meter: Rc<Meter>,
     closed: bool,
+}
+
+struct Known {
+    about: About,
+    attempts: u32,
+    /// From the start until the far side was reached.
+    setup: Option<Duration>,
 }
 
 impl Record {
@@ -70,8 +75,8 @@ impl Record {
         let counters = shard.stats.of(about.labels());
         counters.open();
         let meter = Meter::new(counters, started);
-        let (shard, about) = (shard.clone(), Box::new(about));
-        let record = Self { shard, about, attempts, setup: None, meter, closed: false };
+        let known = Box::new(Known { about, attempts, setup: None });
+        let record = Self { shard: shard.clone(), known, meter, closed: false };
         record.write(Event::Opened, Duration::ZERO, None, None);
         record
     }
@@ -82,7 +87,7 @@ impl Record {
 
     /// The far side is there, and bytes may flow.
     pub fn reached(&mut self) {
-        self.setup = Some(self.meter.started.elapsed());
+        self.known.setup = Some(self.meter.started.elapsed());
     }
 
     /// Its bytes were relayed, and now that is over: counts it as closed, and writes its line.
@@ -119,7 +124,7 @@ impl Record {
         error: Option<&dyn Display>,
         reason: Option<&'static str>,
     ) {
-        let about = &self.about;
+        let Known { about, attempts, setup } = &*self.known;
         let mutual = about.security == Security::MutualTls;
         let (to_server, to_client) = (self.meter.to_server(), self.meter.to_client());
         let outbound = about.reporter == Reporter::Source;
@@ -139,8 +144,8 @@ impl Record {
             error,
             ours: Ours {
                 reason,
-                attempts: self.attempts,
-                setup: self.setup,
+                attempts: *attempts,
+                setup: *setup,
                 shard: self.shard.index,
                 via: about.via,
             },
