@@ -1,6 +1,6 @@
 //! What a proxy shows beside what the reference showed: tests/reference has the metrics and access lines of two
-//! ztunnels that carried certain connections; the same connections go through two of ours. Values that are of the moment
-//! (ports, times) are made equal first; names, texts, labels, their order, counts and bytes have to be.
+//! ztunnels that carried certain connections; the same connections go through two of ours. What is of the moment
+//! (ports, times) is made equal first; names, texts, labels, their order, counts and bytes have to be.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr};
