@@ -57,12 +57,13 @@ pub struct About {
     pub via: Option<Via>,
 }
 
-/// See above.
+/// See above. Small, since every live connection's task holds one.
 pub struct Record {
     shard: Rc<Shard>,
     about: Rc<About>,
-    attempts: u32,
-    setup: Option<Duration>,
+    /// From the start until the far side was reached, in milliseconds.
+    setup_ms: Option<u32>,
+    attempts: u16,
     meter: Rc<Meter>,
     closed: bool,
 }
@@ -79,8 +80,9 @@ impl Record {
         counters.open();
         about.pod.opened();
         let meter = Meter::new(counters, started);
+        let attempts = u16::try_from(attempts).unwrap_or(u16::MAX);
         let (shard, about) = (shard.clone(), Rc::new(about));
-        let record = Self { shard, about, attempts, setup: None, meter, closed: false };
+        let record = Self { shard, about, setup_ms: None, attempts, meter, closed: false };
         record.write(Event::Opened, Duration::ZERO, None, None);
         record
     }
@@ -96,7 +98,8 @@ impl Record {
 
     /// The far side is there, and bytes may flow.
     pub fn reached(&mut self) {
-        self.setup = Some(self.meter.started.elapsed());
+        let setup_ms = self.meter.started.elapsed().as_millis();
+        self.setup_ms = Some(u32::try_from(setup_ms).unwrap_or(u32::MAX));
     }
 
     /// Its bytes were relayed, and now that is over: counts it as closed, and writes its line.
@@ -134,7 +137,7 @@ impl Record {
             about: self.about.clone(),
             sent_bytes,
             received_bytes,
-            attempts: self.attempts,
+            attempts: self.attempts.into(),
             verdict,
             error: failure.map(told),
         });
@@ -175,8 +178,8 @@ impl Record {
             error,
             ours: Ours {
                 reason,
-                attempts: self.attempts,
-                setup: self.setup,
+                attempts: self.attempts.into(),
+                setup: self.setup_ms.map(|setup_ms| Duration::from_millis(setup_ms.into())),
                 shard: self.shard.index,
                 via: about.via,
             },

@@ -68,6 +68,15 @@ pub enum Failure {
     PoolDraining,
 }
 
+const KERNEL_REASONS: [(io::ErrorKind, &str); 6] = [
+    (io::ErrorKind::ConnectionRefused, "connection_refused"),
+    (io::ErrorKind::ConnectionReset, "connection_reset"),
+    (io::ErrorKind::BrokenPipe, "connection_reset"),
+    (io::ErrorKind::NetworkUnreachable, "network_unreachable"),
+    (io::ErrorKind::HostUnreachable, "host_unreachable"),
+    (io::ErrorKind::TimedOut, "connect_timeout"),
+];
+
 /// An HTTP status with its reason phrase.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status(pub u16);
@@ -131,14 +140,10 @@ impl Failure {
     pub fn reason(&self) -> &'static str {
         match self {
             Self::TunnelConnectDeadline | Self::ConnectDeadline => "connect_timeout",
-            Self::Io { kind, .. } => match kind {
-                io::ErrorKind::ConnectionRefused => "connection_refused",
-                io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => "connection_reset",
-                io::ErrorKind::NetworkUnreachable => "network_unreachable",
-                io::ErrorKind::HostUnreachable => "host_unreachable",
-                io::ErrorKind::TimedOut => "connect_timeout",
-                _ => "io_error",
-            },
+            Self::Io { kind, .. } => {
+                let known = KERNEL_REASONS.iter().find(|(of, _)| of == kind);
+                known.map_or("io_error", |(_, reason)| reason)
+            }
             Self::Shortage(_) => "resource_shortage",
             Self::TlsSetup(_) => "tls_setup",
             Self::TlsHandshake(_) | Self::InboundHandshake(_) => "tls_handshake",

@@ -1,5 +1,5 @@
-//! The real istioctl, and as much of a Kubernetes API as it asks: loadtest/peer/istioctl. It finds a node's proxy by the
-//! API and reaches its admin port by port-forward, as it does in a cluster.
+//! The real istioctl, and as much of a Kubernetes API as it asks: loadtest/peer/istioctl. It finds a node's proxy by
+//! the API and reaches its admin port by port-forward, as it does in a cluster.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};

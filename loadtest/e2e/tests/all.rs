@@ -27,6 +27,8 @@ mod envoy_waypoint;
 mod gateway;
 #[path = "all/hostile.rs"]
 mod hostile;
+#[path = "all/inventory.rs"]
+mod inventory;
 #[path = "all/istio.rs"]
 mod istio;
 #[path = "all/istio_policy.rs"]

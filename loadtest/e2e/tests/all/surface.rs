@@ -1,6 +1,6 @@
-//! What a proxy shows beside what the reference showed: tests/reference has the metrics and access lines of two ztunnels
-//! that carried certain connections; the same connections go through two of ours. Values that are of the moment (ports,
-//! times) are made equal first; names, texts, labels, their order, counts and bytes have to be.
+//! What a proxy shows beside what the reference showed: tests/reference has the metrics and access lines of two
+//! ztunnels that carried certain connections; the same connections go through two of ours. What is of the moment
+//! (ports, times) is made equal first; names, texts, labels, their order, counts and bytes have to be.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr};
@@ -153,30 +153,26 @@ fn a_scrape_and_the_access_log_in_json_are_the_references() {
     drop(greeter);
     refused(&world.client, world.server.at(HELD_PORT));
     refused(&world.client, EMPTY.parse().unwrap());
-    let outside = Server::start(&stranger, 9_000, answer);
+    let _outside = Server::start(&stranger, 9_000, answer);
     call(&world.client, stranger.at(9_000), 5);
-    drop(outside);
-    let of_client = r#""src.workload":"client","src.namespace":"default","#;
-    let identities = [
-        r#""src.identity":"spiffe://cluster.local/ns/default/sa/client","src.cluster":"Kubernetes","#,
-        r#""dst.identity":"spiffe://cluster.local/ns/default/sa/server","dst.cluster":"Kubernetes","#,
-    ];
-    let of_server = r#""dst.workload":"server","dst.namespace":"default","#;
-    let unreachable = |direction: &str, error: &str| {
-        format!(
-            r#"{{"level":"error","time":"T","scope":"access","message":"connection complete","src.addr":"10.77.1.10:P",{of_client}{}"dst.addr":"10.77.2.10:15008","dst.hbone_addr":"10.77.2.10:7000",{of_server}{}"direction":"{direction}","bytes_sent":0,"bytes_recv":0,"duration":"D","error":"{error}"}}"#,
-            identities[0], identities[1]
-        )
-    };
+    let outside = stranger.at(9_000);
     let expected = [
         vec![
             unreachable("outbound", "http status: 503 Service Unavailable"),
-            format!(
-                r#"{{"level":"warn","time":"T","scope":"access","message":"connection failed","src.addr":"10.77.1.10:P","dst.addr":"{EMPTY}","direction":"outbound","error":"no healthy upstream: {EMPTY}"}}"#
+            json_record(
+                "warn",
+                "connection failed",
+                &format!(
+                    r#""dst.addr":"{EMPTY}","direction":"outbound","error":"no healthy upstream: {EMPTY}""#
+                ),
             ),
-            format!(
-                r#"{{"level":"info","time":"T","scope":"access","message":"connection complete","src.addr":"10.77.1.10:P",{of_client}"src.cluster":"Kubernetes","dst.addr":"{}","direction":"outbound","bytes_sent":5,"bytes_recv":94,"duration":"D"}}"#,
-                stranger.at(9_000)
+            json_record(
+                "info",
+                "connection complete",
+                &format!(
+                    "{SOURCE},\"dst.addr\":\"{outside}\",\"direction\":\"outbound\",\"bytes_sent\":5,\
+                 \"bytes_recv\":94,\"duration\":\"D\""
+                ),
             ),
         ],
         vec![unreachable("inbound", "connection failed: Connection refused (os error 111)")],
@@ -187,6 +183,33 @@ fn a_scrape_and_the_access_log_in_json_are_the_references() {
             expected.iter().all(|line| told.contains(line))
         });
     }
+}
+
+const SOURCE: &str = r#""src.workload":"client","src.namespace":"default","src.cluster":"Kubernetes""#;
+
+/// A line by the client as `json_line` leaves it, from these fields behind `src.addr`.
+fn json_record(level: &str, message: &str, fields: &str) -> String {
+    format!(
+        "{{\"level\":\"{level}\",\"time\":\"T\",\"scope\":\"access\",\"message\":\"{message}\",\
+         \"src.addr\":\"10.77.1.10:P\",{fields}}}"
+    )
+}
+
+/// A call of the server's port 7000 when nobody listens there any more.
+fn unreachable(direction: &str, error: &str) -> String {
+    let end = |side: &str, name: &str| {
+        format!(
+            "\"{side}.workload\":\"{name}\",\"{side}.namespace\":\"default\",\
+             \"{side}.identity\":\"spiffe://cluster.local/ns/default/sa/{name}\",\"{side}.cluster\":\"Kubernetes\""
+        )
+    };
+    let fields = format!(
+        "{},\"dst.addr\":\"10.77.2.10:15008\",\"dst.hbone_addr\":\"10.77.2.10:7000\",{},\
+         \"direction\":\"{direction}\",\"bytes_sent\":0,\"bytes_recv\":0,\"duration\":\"D\",\"error\":\"{error}\"",
+        end("src", "client"),
+        end("dst", "server")
+    );
+    json_record("error", "connection complete", &fields)
 }
 
 #[test]
@@ -202,8 +225,8 @@ fn the_access_log_in_plain_text_is_the_references() {
     assert_lines(&world, &stranger, expected, plain_line);
 }
 
-/// Panics unless every family of the reference is there with the same head, place, labels and, where they don't depend on
-/// the moment, values; and nothing else but what is named as ours.
+/// Panics unless every family of the reference is there with the same head, place, labels and, where they don't depend
+/// on the moment, values; and nothing else but what is named as ours.
 #[track_caller]
 fn compare(ours: &[Family], reference: &[Family]) {
     // Tokio's runtime carries no connections here; what is there of its families has the same heads and labels.
