@@ -360,10 +360,7 @@ pub const REVOCATION_SURVEY_MS: u64 = 60_000;
 // mesh: choices among endpoints, and the second try
 /// Endpoints of one shard that are left out for a while: past this many it isn't the endpoints that fail.
 pub const EJECTED_ENDPOINTS: usize = 1_024;
-/// A service of fewer endpoints is looked through for each connection; one of more gets a table, made anew after each
-/// change of an endpoint (10,000 endpoints: 1.4 ms for a table, 1.8 us for a decision by it; benches/mesh.rs).
-pub const TABLED_ENDPOINTS: usize = 64;
-/// Draws from such a table before the service is looked through after all: more fail only where most endpoints can't
+/// Draws from a service's table of endpoints before the service is looked through after all: more fail only where most endpoints can't
 /// serve the port or are left out.
 pub const TABLE_DRAWS: usize = 8;
 /// No further endpoint is tried for a connection that has waited this long: one dial that nobody answers takes 10 s.

@@ -1,6 +1,6 @@
 //! Which endpoint of a service a connection gets, and which of its addresses (reference sections 5.3 to 5.5).
-//! Small services are looked through in one pass, by a weighted reservoir of one; large ones have a table of draws
-//! (`mesh::choices`). No allocation either way.
+//! A service has a table of draws (`mesh::choices`); where that gives nobody, it is looked through in one pass, by a
+//! weighted reservoir of one. No allocation either way.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -65,8 +65,8 @@ fn pick_one<'a>(wanted: &Wanted<'a>, listed: Option<u16>, random: &mut fastrand:
         for _ in 0..TABLE_DRAWS {
             let Some(workload) = range.draw(random) else { break };
             let ports = workload.ports_for(&wanted.service.key).unwrap_or_default();
-            if !wanted.view.is_ejected(&workload.uid)
-                && let Some(chosen) = serve(wanted, workload, ports, listed)
+            if let Some(chosen) = serve(wanted, workload, ports, listed)
+                && !wanted.view.is_ejected(&workload.uid, chosen.port)
             {
                 return Some(chosen);
             }
@@ -91,7 +91,7 @@ fn look_through<'a>(
         let Some(workload) = serving.workload else { continue };
         let Some(chosen) = serve(wanted, workload, serving.ports, listed) else { continue };
         let Some(rank) = rank(balancer, wanted.source, workload) else { continue };
-        if heed_ejections && wanted.view.is_ejected(&workload.uid) {
+        if heed_ejections && wanted.view.is_ejected(&workload.uid, chosen.port) {
             continue;
         }
         best.offer(rank, workload.capacity, chosen, random);
@@ -105,15 +105,18 @@ fn among(wanted: &Wanted<'_>, listed: Option<u16>) -> Note {
     let ranked = |workload: &Workload| rank(balancer, wanted.source, workload);
     let mut judged = Vec::new();
     for serving in wanted.snapshot.members(&wanted.service.key) {
+        let able = serving.workload.and_then(|workload| serve(wanted, workload, serving.ports, listed));
         let unfit = match serving.workload {
             None => Some(Unfit::Unknown),
             Some(_) if !wanted.service.accepts(serving.status) => Some(Unfit::Unhealthy),
             Some(workload) if wanted.view.is_tried(&workload.uid) => Some(Unfit::Tried),
             Some(workload) if !is_reachable(workload, wanted.source) => Some(Unfit::Unreachable),
-            Some(workload) if serve(wanted, workload, serving.ports, listed).is_none() => Some(Unfit::NoPort),
+            Some(_) if able.is_none() => Some(Unfit::NoPort),
             Some(workload) if ranked(workload).is_none() => Some(Unfit::Elsewhere),
             Some(workload) if workload.capacity == 0 => Some(Unfit::NoCapacity),
-            Some(workload) if wanted.view.is_ejected(&workload.uid) => Some(Unfit::Ejected),
+            Some(workload) if wanted.view.is_ejected(&workload.uid, able.and_then(|able| able.port)) => {
+                Some(Unfit::Ejected)
+            }
             Some(_) => None,
         };
         let rank = serving.workload.and_then(|workload| ranked(workload)).unwrap_or_default();

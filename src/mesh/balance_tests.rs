@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use super::*;
-use crate::base::limits::TABLED_ENDPOINTS;
 use crate::base::text::Text;
 use crate::mesh::delta::{Change, apply};
 use crate::mesh::fixture::{gateway, mesh, pod, service, serving, with};
@@ -168,13 +167,13 @@ fn the_tried_are_never_taken_and_the_ejected_only_at_the_last() {
         drawn(&snapshot, &web, view).into_keys().collect::<Vec<_>>()
     };
     assert_eq!(with(&[uid("a")], &seen, now), ["b", "c"]);
-    seen.eject(&uid("b"), now, time);
+    seen.eject(&uid("b"), 80, now, time);
     assert_eq!(with(&[uid("a")], &seen, now), ["c"]);
     assert_eq!(with(&[uid("a"), uid("c")], &seen, now), ["b"]);
     assert_eq!(with(&[uid("a"), uid("b"), uid("c")], &seen, now), [""; 0]);
     assert_eq!(with(&[], &seen, now + time), ["a", "b", "c"]);
-    seen.eject(&uid("a"), now, time);
-    seen.eject(&uid("c"), now, time);
+    seen.eject(&uid("a"), 80, now, time);
+    seen.eject(&uid("c"), 80, now, time);
     assert_eq!(with(&[], &seen, now), ["a", "b", "c"]);
 }
 
@@ -186,7 +185,7 @@ fn an_ejected_near_endpoint_gives_way_to_a_far_one() {
     let snapshot = mesh([near.clone().into(), far.into(), web.clone().into()]);
     let now = Instant::now();
     let mut seen = Seen::default();
-    seen.eject(&near.uid, now, Duration::from_secs(1));
+    seen.eject(&near.uid, 80, now, Duration::from_secs(1));
     let view = View { seen: Some((&seen, now)), ..View::default() };
     assert_eq!(names(&drawn(&snapshot, &web, view)), ["far"]);
 }
@@ -217,7 +216,7 @@ fn of_two_the_freer_one_is_taken() {
 
 /// A service large enough for a table.
 fn crowd(random: &mut fastrand::Rng, of: &Service) -> (Snapshot, Vec<Workload>) {
-    let count = random.usize(TABLED_ENDPOINTS..3 * TABLED_ENDPOINTS);
+    let count = random.usize(64..192);
     let text = |random: &mut fastrand::Rng, letter: &str| format!("{letter}{}", random.u8(1..4));
     let all: Vec<_> = (0..count)
         .map(|number| {

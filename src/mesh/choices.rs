@@ -1,4 +1,4 @@
-//! The endpoints of a large service, laid out for one draw in O(log n): sorted by what the balancer prefers, each with
+//! The endpoints of a service, laid out for one draw in O(log n): sorted by what the balancer prefers, each with
 //! the capacities before it summed up, so that those which fit a caller best stand side by side. A draw is only a
 //! proposal: what depends on port and network is looked at afterwards (`mesh::balance`).
 

@@ -6,7 +6,8 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use crate::base::fault::Whose;
-use crate::base::net::{Captured, Upstream};
+use crate::base::limits::RESOLVED_ADDRESSES;
+use crate::base::net::{Captured, Upstream, address_text};
 use crate::base::text::Text;
 use crate::mesh::balance::{self, Chosen, Purpose, Wanted};
 use crate::mesh::identity::Identity;
@@ -59,6 +60,8 @@ pub struct Plan {
     pub service: Option<Arc<Service>>,
     /// The endpoint that was chosen among others; none where only this way is right.
     pub picked: Option<Text>,
+    /// Where the next hop is known by its host name: the other addresses of that name, to be tried in this order.
+    pub other_addresses: Vec<IpAddr>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,9 +81,8 @@ pub struct Named {
     pub host: Text,
     uid: Text,
     target: IpAddr,
+    /// With 0.0.0.0 in place of the address, also in the authority where that names it.
     plan: Plan,
-    /// The port of the authority, where the authority names the address that is still to be found.
-    end: Option<u16>,
 }
 
 /// Why a connection goes nowhere. The texts are the reference's (section 6.5).
@@ -147,31 +149,44 @@ impl Refuse {
 
 impl Named {
     /// The whole plan, with one of the addresses that the name has: of the target's family where there is one.
-    /// `None`: nobody answered, or the name isn't known.
+    /// `found`: `None` where nobody answered, or the name isn't known.
     pub fn at(self, found: Option<&[IpAddr]>, random: &mut fastrand::Rng) -> Result<Plan, Refuse> {
-        let found = found.ok_or(Refuse::Unresolved(self.uid.clone()))?;
-        let is_alike = |ip: &&IpAddr| ip.is_ipv4() == self.target.is_ipv4();
-        let alike: Vec<_> = found.iter().filter(is_alike).collect();
-        let ip = random.choice(alike).or_else(|| random.choice(found));
-        let ip = *ip.ok_or(Refuse::NoUsableAddress(self.uid))?;
-        let mut plan = self.plan;
-        plan.upstream.0.set_ip(ip);
-        if let Some(port) = self.end {
-            plan.authority = Some(SocketAddr::new(ip, port).to_string().into());
-        }
-        Ok(plan)
+        let mut addresses = found.ok_or(Refuse::Unresolved(self.uid.clone()))?.to_vec();
+        random.shuffle(&mut addresses);
+        addresses.sort_by_key(|ip| ip.is_ipv4() != self.target.is_ipv4());
+        addresses.truncate(RESOLVED_ADDRESSES);
+        let plan = Plan { other_addresses: addresses, ..self.plan };
+        plan.at_next_address().ok_or(Refuse::NoUsableAddress(self.uid))
     }
 }
 
 impl Plan {
+    /// The same at the next of the other addresses that the next hop's name has; `None` where none is left.
+    pub fn at_next_address(&self) -> Option<Self> {
+        let (ip, left) = self.other_addresses.split_first()?;
+        let mut plan = Self { other_addresses: left.to_vec(), ..self.clone() };
+        if let Some(mut asked) = self.asked_of_next_hop() {
+            asked.set_ip(*ip);
+            plan.authority = Some(address_text(asked));
+        }
+        plan.upstream.0.set_ip(*ip);
+        Some(plan)
+    }
+
     /// Whether the next hop is the destination, rather than a waypoint or gateway before it.
     pub fn ends_at_next_hop(&self) -> bool {
-        let asked = self.authority.as_deref().and_then(|authority| authority.parse::<SocketAddr>().ok());
-        match self.carrier {
-            Carrier::Tcp => true,
-            Carrier::Hbone => asked.is_some_and(|asked| asked.ip() == self.upstream.ip()),
-            Carrier::DoubleHbone { .. } => false,
-        }
+        self.carrier == Carrier::Tcp || self.asked_of_next_hop().is_some()
+    }
+
+    /// The port that the next hop is asked for: its application's, where it is the destination.
+    pub fn port(&self) -> u16 {
+        self.asked_of_next_hop().map_or(self.upstream.port(), |asked| asked.port())
+    }
+
+    /// What the CONNECT asks for, where that is the next hop's own address.
+    fn asked_of_next_hop(&self) -> Option<SocketAddr> {
+        let authority = self.authority.as_deref().filter(|_| self.carrier == Carrier::Hbone)?;
+        authority.parse().ok().filter(|asked: &SocketAddr| asked.ip() == self.upstream.ip())
     }
 }
 
@@ -187,7 +202,8 @@ pub fn route(request: &Request<'_>, random: &mut fastrand::Rng) -> Result<Routed
         return Err(Refuse::NotSynced);
     }
     let namespace = Some(&*source.namespace);
-    let meant = match snapshot.lookup(request.network, target.ip(), namespace) {
+    let found = snapshot.lookup(request.network, target.ip(), namespace);
+    let meant = match found {
         Some(Found::Service(service)) => Some(service),
         Some(Found::Workload(_)) | None => None,
     };
@@ -200,17 +216,17 @@ pub fn route(request: &Request<'_>, random: &mut fastrand::Rng) -> Result<Routed
         return through_waypoint(request, waypoint, Some(service), random);
     }
 
-    // The reference looks on the caller's own network from here on, and lets virtual addresses go first.
-    let at_vip = snapshot.service_at(&source.network, target.ip(), namespace);
-    let chosen = match at_vip {
-        Some(service) if service.mode() == LoadBalancerMode::Passthrough => {
+    let (chosen, at_vip) = match seen_by_caller(request, found) {
+        Some(Found::Service(service)) if service.mode() == LoadBalancerMode::Passthrough => {
             request.view.note(|| Note::PassthroughService(service.key.clone()));
-            None
+            (None, Some(service))
         }
-        Some(service) => balance::pick(&wanted(request, service, target.port(), Purpose::Standard), random),
-        None => snapshot
-            .workload_at(&source.network, target.ip())
-            .map(|workload| Chosen { workload, port: Some(target.port()) }),
+        Some(Found::Service(service)) => {
+            let wanted = wanted(request, service, target.port(), Purpose::Standard);
+            (balance::pick(&wanted, random), Some(service))
+        }
+        Some(Found::Workload(workload)) => (Some(Chosen { workload, port: Some(target.port()) }), None),
+        None => (None, None),
     };
     match (chosen, at_vip) {
         (None, _) if meant.is_some_and(|service| service.mode() != LoadBalancerMode::Passthrough) => {
@@ -237,6 +253,24 @@ pub fn route(request: &Request<'_>, random: &mut fastrand::Rng) -> Result<Routed
     }
 }
 
+/// What the target is on the caller's own network, where virtual addresses go first; `found`: on the proxy's, where
+/// workloads do. The reference looks twice, too.
+fn seen_by_caller<'a>(request: &Request<'a>, found: Option<Found<'a>>) -> Option<Found<'a>> {
+    let Request { snapshot, source, target, .. } = *request;
+    let service = || snapshot.service_at(&source.network, target.ip(), Some(&source.namespace));
+    match found {
+        // Nearly always it is one network, and that look has seen that there is no workload.
+        None | Some(Found::Service(_)) if *source.network == *request.network => found,
+        Some(Found::Workload(_)) if *source.network == *request.network => {
+            service().map(Found::Service).or(found)
+        }
+        None | Some(Found::Service(_) | Found::Workload(_)) => {
+            let workload = || snapshot.workload_at(&source.network, target.ip());
+            service().map(Found::Service).or_else(|| workload().map(Found::Workload))
+        }
+    }
+}
+
 fn wanted<'a>(request: &Request<'a>, service: &'a Service, port: u16, purpose: Purpose) -> Wanted<'a> {
     let Request { snapshot, source, view, .. } = *request;
     Wanted { snapshot, service, port, source, purpose, view }
@@ -252,6 +286,7 @@ fn passthrough(target: Captured) -> Plan {
         destination: None,
         service: None,
         picked: None,
+        other_addresses: Vec::new(),
     }
 }
 
@@ -311,7 +346,7 @@ fn through_waypoint(
     let port = port.ok_or_else(|| Refuse::NoTargetPort(workload.name.clone()))?;
     let picked = meant.map(|_| workload.uid.clone());
     let hop = Hop { workload, service, port };
-    plan(request, &hop, Carrier::Hbone, Ask::For(target.to_string().into()), Meant { service: meant, picked })
+    plan(request, &hop, Carrier::Hbone, Ask::For(address_text(target)), Meant { service: meant, picked })
 }
 
 /// HBONE within HBONE to another network: its gateway is told the service's name and port, and so is the far end.
@@ -358,14 +393,15 @@ fn plan(
         return Err(Refuse::NoValidDestination(workload.name.clone()));
     }
     let ip = found.unwrap_or(Ipv4Addr::UNSPECIFIED.into());
-    let (authority, end) = match ask {
-        Ask::Nothing => (None, None),
-        Ask::For(text) => (Some(text), None),
-        Ask::Port(end) => (Some(SocketAddr::new(ip, end).to_string().into()), Some(end)),
+    let authority = match ask {
+        Ask::Nothing => None,
+        Ask::For(text) => Some(text),
+        Ask::Port(end) => Some(address_text(SocketAddr::new(ip, end))),
     };
     let names = service.map_or(&[][..], |service| &service.subject_alt_names);
     let expected: Arc<[Identity]> = match carrier {
         Carrier::Tcp => Arc::new([]),
+        Carrier::Hbone | Carrier::DoubleHbone { .. } if names.is_empty() => Arc::new([workload.identity()]),
         Carrier::Hbone | Carrier::DoubleHbone { .. } => spiffe(names).chain([workload.identity()]).collect(),
     };
     let plan = Plan {
@@ -376,12 +412,13 @@ fn plan(
         destination: Some(workload.clone()),
         service: meant.service.cloned(),
         picked: meant.picked,
+        other_addresses: Vec::new(),
     };
     Ok(match found {
         Some(_) => Routed::Go(plan),
         None => {
             let (host, uid) = (workload.hostname.clone(), workload.uid.clone());
-            Routed::Resolve(Box::new(Named { host, uid, target, plan, end }))
+            Routed::Resolve(Box::new(Named { host, uid, target, plan }))
         }
     })
 }

@@ -374,6 +374,18 @@ fn a_host_name_is_to_be_resolved_and_then_stands_where_an_address_would() {
         let plan = named.at(Some(&found), &mut random).unwrap();
         assert_eq!((plan.upstream.to_string(), plan.authority.as_deref()), (dialled.into(), authority));
     }
+    // Each address is tried once, those of the target's family first.
+    let named = resolve(Protocol::Hbone, "10.1.0.1:80");
+    let mut plan = named.at(Some(&[six, four, ip("192.0.2.2")]), &mut random).unwrap();
+    let mut tried = vec![(plan.upstream.ip(), plan.authority.clone().unwrap().to_string(), plan.port())];
+    while let Some(next) = plan.at_next_address() {
+        plan = next;
+        tried.push((plan.upstream.ip(), plan.authority.clone().unwrap().to_string(), plan.port()));
+    }
+    tried[..2].sort();
+    let asked = |(ip, text): (IpAddr, &str)| (ip, text.to_owned(), 8080);
+    let (one, other) = ((four, "192.0.2.1:8080"), (ip("192.0.2.2"), "192.0.2.2:8080"));
+    assert_eq!(tried, [one, other, (six, "[fd00::1]:8080")].map(asked));
     let refusal = |found| resolve(Protocol::Tcp, "10.1.0.1:80").at(found, &mut fastrand::Rng::new());
     let text = "no ip addresses were resolved for workload: Kubernetes//Pod/default/named";
     assert_eq!(refusal(None).unwrap_err().to_string(), text);

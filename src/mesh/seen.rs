@@ -9,20 +9,20 @@ use crate::base::text::Text;
 use crate::mesh::why::{Note, Notes};
 use crate::mesh::workload::Workload;
 
-type Map<V> = HashMap<Text, V, foldhash::fast::RandomState>;
+type Map<K, V> = HashMap<K, V, foldhash::fast::RandomState>;
 
-/// See above. Endpoints go by their workload's uid.
+/// See above. Endpoints go by their workload's uid; what failed at one port of it says nothing of the others.
 #[derive(Default)]
 pub struct Seen {
-    /// Each with the end of its ejection.
-    ejected: Map<Instant>,
-    live: Map<u32>,
+    /// Each, by uid and port, with the end of its ejection.
+    ejected: Map<(Text, u16), Instant>,
+    live: Map<Text, u32>,
 }
 
 impl Seen {
     /// Leaves an endpoint out for a while. Where too many are out already, it stays in: with so many failing, it is
     /// not the endpoints.
-    pub fn eject(&mut self, uid: &Text, now: Instant, time: Duration) {
+    pub fn eject(&mut self, uid: &Text, port: u16, now: Instant, time: Duration) {
         if time.is_zero() {
             return;
         }
@@ -30,19 +30,19 @@ impl Seen {
             self.ejected.retain(|_, until| now < *until);
         }
         if self.ejected.len() < EJECTED_ENDPOINTS {
-            self.ejected.insert(uid.clone(), now + time);
+            self.ejected.insert((uid.clone(), port), now + time);
         }
     }
 
     /// It has served somebody: what was wrong with it is over.
-    pub fn welcome_back(&mut self, uid: &str) {
+    pub fn welcome_back(&mut self, uid: &Text, port: impl FnOnce() -> u16) {
         if !self.ejected.is_empty() {
-            self.ejected.remove(uid);
+            self.ejected.remove(&(uid.clone(), port()));
         }
     }
 
-    pub fn is_ejected(&self, uid: &str, now: Instant) -> bool {
-        !self.ejected.is_empty() && self.ejected.get(uid).is_some_and(|until| now < *until)
+    pub fn is_ejected(&self, uid: &Text, port: u16, now: Instant) -> bool {
+        !self.ejected.is_empty() && self.ejected.get(&(uid.clone(), port)).is_some_and(|until| now < *until)
     }
 
     /// Endpoints that are left out now.
@@ -96,8 +96,10 @@ impl View<'_> {
         self.tried.contains(uid)
     }
 
-    pub fn is_ejected(&self, uid: &str) -> bool {
-        self.seen.is_some_and(|(seen, now)| seen.is_ejected(uid, now))
+    /// Whether an endpoint is left out at this port of its own.
+    pub fn is_ejected(&self, uid: &Text, port: Option<u16>) -> bool {
+        let ejected = |port| self.seen.is_some_and(|(seen, now)| seen.is_ejected(uid, port, now));
+        port.is_some_and(ejected)
     }
 
     /// Whether `left` has less to do for its capacity than `right`.
@@ -118,16 +120,20 @@ mod tests {
     fn an_ejection_ends_with_its_time_or_with_a_success() {
         let start = Instant::now();
         let mut seen = Seen::default();
-        seen.eject(&"a".into(), start, TIME);
-        seen.eject(&"b".into(), start, TIME);
-        seen.eject(&"c".into(), start, Duration::ZERO);
-        assert!(seen.is_ejected("a", start) && seen.is_ejected("b", start + TIME / 2));
-        assert!(!seen.is_ejected("c", start) && !seen.is_ejected("a", start + TIME));
-        seen.welcome_back("a");
-        assert!(!seen.is_ejected("a", start) && seen.is_ejected("b", start));
+        let [a, b, c] = ["a", "b", "c"].map(Text::from);
+        seen.eject(&a, 80, start, TIME);
+        seen.eject(&b, 80, start, TIME);
+        seen.eject(&c, 80, start, Duration::ZERO);
+        assert!(seen.is_ejected(&a, 80, start) && seen.is_ejected(&b, 80, start + TIME / 2));
+        assert!(!seen.is_ejected(&c, 80, start) && !seen.is_ejected(&a, 80, start + TIME));
+        assert!(!seen.is_ejected(&a, 81, start), "another port of it");
+        seen.welcome_back(&a, || 81);
+        assert!(seen.is_ejected(&a, 80, start));
+        seen.welcome_back(&a, || 80);
+        assert!(!seen.is_ejected(&a, 80, start) && seen.is_ejected(&b, 80, start));
         // Told again: later.
-        seen.eject(&"b".into(), start + TIME / 2, TIME);
-        assert!(seen.is_ejected("b", start + TIME));
+        seen.eject(&b, 80, start + TIME / 2, TIME);
+        assert!(seen.is_ejected(&b, 80, start + TIME));
         assert_eq!((seen.ejected(start), seen.ejected(start + TIME * 2)), (1, 0));
     }
 
@@ -136,12 +142,12 @@ mod tests {
         let start = Instant::now();
         let mut seen = Seen::default();
         for number in 0..EJECTED_ENDPOINTS + 100 {
-            seen.eject(&format!("e{number}").into(), start, TIME);
+            seen.eject(&format!("e{number}").into(), 80, start, TIME);
         }
         assert_eq!(seen.ejected.len(), EJECTED_ENDPOINTS);
-        seen.eject(&"late".into(), start + TIME, TIME);
+        seen.eject(&"late".into(), 80, start + TIME, TIME);
         assert_eq!(seen.ejected.len(), 1);
-        assert!(seen.is_ejected("late", start + TIME));
+        assert!(seen.is_ejected(&"late".into(), 80, start + TIME));
     }
 
     #[test]

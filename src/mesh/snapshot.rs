@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 
-use crate::base::limits::TABLED_ENDPOINTS;
 use crate::base::text::Text;
 use crate::mesh::choices::{Choices, Lazy};
 use crate::mesh::index::Index;
@@ -233,16 +232,17 @@ impl Snapshot {
         derived().or_else(given).filter(|serving| held.service.accepts(serving.status))
     }
 
-    /// The table of a service with many endpoints, made by whoever asks first after a change.
+    /// The table of a service's endpoints, made by whoever asks first after a change: which costs about as much as
+    /// looking through them once (10,000 endpoints: 1.4 ms; benches/mesh.rs).
     pub(crate) fn choices(&self, key: &ServiceKey) -> Option<&Choices> {
         let held = self.services.get(key)?;
         held.choices.get_or_make(|| {
             // Those that a file gives change without their service being told.
-            let members = || self.endpoints.find(key).filter_map(|workload| Serving::of(workload, key));
-            if !held.given.is_empty() || members().take(TABLED_ENDPOINTS).count() < TABLED_ENDPOINTS {
+            if !held.given.is_empty() {
                 return None;
             }
-            let admitted = members().filter(|serving| held.service.accepts(serving.status));
+            let members = self.endpoints.find(key).filter_map(|workload| Serving::of(workload, key));
+            let admitted = members.filter(|serving| held.service.accepts(serving.status));
             Some(Choices::new(&held.service, admitted.filter_map(|serving| serving.workload.cloned())))
         })
     }

@@ -32,10 +32,14 @@ impl Explicit<'_> {
     pub async fn arrive(&self, to: &Destination, app: &Held) -> Result<There, Failure> {
         let Explicit { world, source, via } = *self;
         let since = Instant::now();
+        let mut found = Vec::new();
         let address = match to {
             Destination::Address(address) => *address,
             Destination::Name { host, port } => match resolve(world, source, host).await {
-                Ok(ip) => SocketAddr::new(ip, *port),
+                Ok((ip, others)) => {
+                    found = others;
+                    SocketAddr::new(ip, *port)
+                }
                 Err(failure) => {
                     let (src, name) = (source.0, Some(to.to_string().into()));
                     let dst = SocketAddr::from((Ipv4Addr::UNSPECIFIED, *port));
@@ -45,7 +49,8 @@ impl Explicit<'_> {
                 }
             },
         };
-        Outbound { world, source, target: Captured::new(address), since, via: Some(via) }.arrive(app).await
+        let target = Captured::new(address);
+        Outbound { world, source, target, since, via: Some(via), others: &found }.arrive(app).await
     }
 }
 
@@ -60,16 +65,20 @@ pub(super) async fn join(there: There, world: &Rc<PodWorld>, app: Held, success:
     }
 }
 
-/// An address of a name, of the mesh first; of a family that the pod has where there is one, and then of the family by
-/// which the client calls, as in the reference.
-async fn resolve(world: &Rc<PodWorld>, client: Source, host: &Text) -> Result<IpAddr, Failure> {
+/// The addresses of a name, of the mesh first: the best, and the others. Those of a family that the pod has go first, and
+/// of these the family by which the client calls, as in the reference.
+async fn resolve(
+    world: &Rc<PodWorld>,
+    client: Source,
+    host: &Text,
+) -> Result<(IpAddr, Vec<IpAddr>), Failure> {
     let plain = host.strip_suffix('.').unwrap_or(host);
     // RFC 6761 section 6.3: never asked of a name server.
     if plain == "localhost" || plain.ends_with(".localhost") {
-        return Ok(Ipv4Addr::LOCALHOST.into());
+        return Ok((Ipv4Addr::LOCALHOST.into(), Vec::new()));
     }
     let (_, local) = world.shard.local_workload(&world.pod.info).await?;
-    let found = Box::pin(world.resolve(host)).await.map_err(|error| match error {
+    let mut found = Box::pin(world.resolve(host)).await.map_err(|error| match error {
         ResolveError::NoWorkload { error, .. } => error,
         ResolveError::Unanswered { .. } => Failure::NameUnanswered(error.to_string()),
         ResolveError::NotAHost(_) | ResolveError::NoSuchHost(_) | ResolveError::NoAddress(_) => {
@@ -78,8 +87,10 @@ async fn resolve(world: &Rc<PodWorld>, client: Source, host: &Text) -> Result<Ip
     })?;
     let has = |ip: &IpAddr| local.addresses.iter().any(|own| own.is_ipv4() == ip.is_ipv4());
     let rank = |ip: &IpAddr| (!has(ip), ip.is_ipv4() != client.ip().is_ipv4());
-    let ip = found.into_iter().min_by_key(rank);
-    ip.ok_or_else(|| Failure::NameUnknown(format!("host {host} has no address")))
+    found.sort_by_key(rank);
+    let mut found = found.into_iter();
+    let best = found.next().ok_or_else(|| Failure::NameUnknown(format!("host {host} has no address")))?;
+    Ok((best, found.collect()))
 }
 
 /// What a failure is to the client, whichever proxy it speaks to.

@@ -4,7 +4,7 @@
 
 use std::cell::Cell;
 use std::io::ErrorKind;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -50,7 +50,8 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
 async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source, since: Instant) -> Option<Underway> {
     let target = original_destination(fd.as_fd(), source).ok()?;
     let app = Held::new(Socket::new(fd).ok()?);
-    let there = Outbound { world, source, target, since, via: None }.arrive(&app).await.ok()?;
+    let reaching = Outbound { world, source, target, since, via: None, others: &[] };
+    let there = reaching.arrive(&app).await.ok()?;
     there.join(world, app)
 }
 
@@ -123,6 +124,7 @@ impl Carried {
 }
 
 /// One connection and where it wants to go.
+#[derive(Clone, Copy)]
 pub(super) struct Outbound<'a> {
     pub world: &'a Rc<PodWorld>,
     pub source: Source,
@@ -131,11 +133,13 @@ pub(super) struct Outbound<'a> {
     pub since: Instant,
     /// The explicit proxy that it came in by; none where it was captured.
     pub via: Option<Via>,
+    /// Other addresses of the host that the client named, for when this one can't be reached.
+    pub others: &'a [IpAddr],
 }
 
 impl Outbound<'_> {
     /// Reaches the far side. Where that fails, it has been told and counted, and the failure is for the application.
-    pub async fn arrive(&self, app: &Held) -> Result<There, Failure> {
+    pub async fn arrive(mut self, app: &Held) -> Result<There, Failure> {
         let shard = &self.world.shard;
         let (mut plan, local) = match self.decide(&[]).await {
             Ok(decided) => decided,
@@ -147,7 +151,7 @@ impl Outbound<'_> {
             }
         };
         let closer = Closer::default();
-        let mut opening = Opening::new(shard, self.about(&plan, &local), is_settled(shard, &plan));
+        let mut opening = Opening::new(shard, self.about(&plan, &local), self.is_settled(&plan));
         let mut entered = shard.table.enter(self.entry(&plan, &closer));
         let mut tried = Vec::new();
         let arrived = loop {
@@ -156,9 +160,8 @@ impl Outbound<'_> {
                 Err(unreached) => unreached,
             };
             note_failure(shard, &plan, &failure);
-            let is_one_of_many = plan.picked.is_some();
-            let next = if is_one_of_many && untouched && may_try_again(shard, &opening, &failure) {
-                self.elsewhere(&plan, &mut tried).await
+            let next = if untouched && may_try_again(shard, &opening, &failure) {
+                Box::pin(self.elsewhere(&plan, &mut tried)).await
             } else {
                 None
             };
@@ -176,7 +179,7 @@ impl Outbound<'_> {
         if let Arrived::Tunnel(reached) = &arrived {
             opening.learn(|about| learn(shard, reached, about));
         }
-        let mut record = opening.open();
+        let record = opening.open();
         record.reached();
         record.show_in(&entered);
         shard.stats.timings.setup_outbound.record(self.since.elapsed());
@@ -230,8 +233,29 @@ impl Outbound<'_> {
         caller
     }
 
-    /// Another plan than the one that failed. Behind one gateway there may be no other, and then another endpoint.
-    async fn elsewhere(&self, failed: &Plan, tried: &mut Vec<Text>) -> Option<Plan> {
+    /// Another plan than the one that failed: at another address of the next hop, else at another endpoint, else at
+    /// another address of the host that the client named.
+    async fn elsewhere(&mut self, failed: &Plan, tried: &mut Vec<Text>) -> Option<Plan> {
+        if let Some(plan) = failed.at_next_address() {
+            return Some(plan);
+        }
+        if failed.picked.is_some()
+            && let Some(plan) = self.at_another_endpoint(failed, tried).await
+        {
+            return Some(plan);
+        }
+        while let Some((ip, others)) = self.others.split_first() {
+            self.target = Captured::new(SocketAddr::new(*ip, self.target.port()));
+            self.others = others;
+            if let Ok((plan, _)) = Box::pin(self.decide(tried)).await {
+                return Some(plan);
+            }
+        }
+        None
+    }
+
+    /// Behind one gateway there may be no other, and then another endpoint.
+    async fn at_another_endpoint(&self, failed: &Plan, tried: &mut Vec<Text>) -> Option<Plan> {
         let next_hop = failed.destination.as_deref().map(|workload| workload.uid.clone());
         for uid in next_hop.into_iter().chain(failed.picked.clone()) {
             if tried.contains(&uid) {
@@ -297,17 +321,18 @@ impl Outbound<'_> {
             via: self.via,
         }
     }
+
+    /// Whether the way is the only one, and what it will be called is known now.
+    fn is_settled(&self, plan: &Plan) -> bool {
+        let nested = matches!(plan.carrier, Carrier::DoubleHbone { .. });
+        let is_only = plan.picked.is_none() && plan.other_addresses.is_empty() && self.others.is_empty();
+        !nested && (is_only || self.world.shard.settings.retries == 0)
+    }
 }
 
 fn view<'a>(shard: &Shard, seen: &'a Seen, tried: &'a [Text]) -> View<'a> {
     let least_connections = shard.settings.least_connections;
     View { tried, seen: Some((seen, Instant::now())), least_connections, notes: None }
-}
-
-/// Whether the way is the only one, and what it will be called is known now.
-fn is_settled(shard: &Shard, plan: &Plan) -> bool {
-    let nested = matches!(plan.carrier, Carrier::DoubleHbone { .. });
-    !nested && (plan.picked.is_none() || shard.settings.retries == 0)
 }
 
 fn may_try_again(shard: &Shard, opening: &Opening, failure: &Failure) -> bool {
@@ -351,12 +376,13 @@ fn carry(
 
 /// An endpoint among others that can't be reached is left out for a while.
 fn note_failure(shard: &Shard, plan: &Plan, failure: &Failure) {
-    let Some(workload) = plan.destination.as_deref().filter(|_| plan.picked.is_some()) else { return };
+    let was_last = plan.picked.is_some() && plan.other_addresses.is_empty();
+    let Some(workload) = plan.destination.as_deref().filter(|_| was_last) else { return };
     // A waypoint's or gateway's answer says something of what lies behind it.
     let blamed = !matches!(failure, Failure::Status(_)) || plan.ends_at_next_hop();
     if blamed && failure.another_may_do() && !shard.settings.ejection.is_zero() {
         bump(&shard.stats.engine.ejections);
-        shard.seen.borrow_mut().eject(&workload.uid, Instant::now(), shard.settings.ejection);
+        shard.seen.borrow_mut().eject(&workload.uid, plan.port(), Instant::now(), shard.settings.ejection);
     }
 }
 
@@ -364,7 +390,7 @@ fn note_success(shard: &Rc<Shard>, plan: &Plan) -> Option<Live> {
     let picked = plan.picked.as_ref()?;
     let mut seen = shard.seen.borrow_mut();
     if let Some(next_hop) = plan.destination.as_deref() {
-        seen.welcome_back(&next_hop.uid);
+        seen.welcome_back(&next_hop.uid, || plan.port());
     }
     if !shard.settings.least_connections {
         return None;

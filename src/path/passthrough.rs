@@ -39,7 +39,7 @@ async fn prepare(
     let shard = &world.shard;
     let target = original_destination(fd.as_fd(), source).ok()?;
     let held = Held::new(Socket::new(fd).ok()?);
-    let Entrance { mut record, entered, closer, local } = match enter(world, source, target).await {
+    let Entrance { record, entered, closer, local } = match enter(world, source, target).await {
         Ok(entered) => entered,
         Err(failure) => {
             deny_early(world, source.0, target.0, &failure);

@@ -61,8 +61,6 @@ pub struct About {
 pub struct Record {
     shard: Rc<Shard>,
     about: Rc<About>,
-    /// From the start until the far side was reached, in milliseconds.
-    setup_ms: Option<u32>,
     attempts: u16,
     meter: Rc<Meter>,
     closed: bool,
@@ -82,7 +80,7 @@ impl Record {
         let meter = Meter::new(counters, started);
         let attempts = u16::try_from(attempts).unwrap_or(u16::MAX);
         let (shard, about) = (shard.clone(), Rc::new(about));
-        let record = Self { shard, about, setup_ms: None, attempts, meter, closed: false };
+        let record = Self { shard, about, attempts, meter, closed: false };
         record.write(Event::Opened, Duration::ZERO, None, None);
         record
     }
@@ -97,9 +95,9 @@ impl Record {
     }
 
     /// The far side is there, and bytes may flow.
-    pub fn reached(&mut self) {
+    pub fn reached(&self) {
         let setup_ms = self.meter.started.elapsed().as_millis();
-        self.setup_ms = Some(u32::try_from(setup_ms).unwrap_or(u32::MAX));
+        self.meter.setup_ms.set(Some(u32::try_from(setup_ms).unwrap_or(u32::MAX)));
     }
 
     /// Its bytes were relayed, and now that is over: counts it as closed, and writes its line.
@@ -179,7 +177,7 @@ impl Record {
             ours: Ours {
                 reason,
                 attempts: self.attempts.into(),
-                setup: self.setup_ms.map(|setup_ms| Duration::from_millis(setup_ms.into())),
+                setup: self.meter.setup_ms.get().map(|setup_ms| Duration::from_millis(setup_ms.into())),
                 shard: self.shard.index,
                 via: about.via,
             },

@@ -19,11 +19,19 @@ pub struct Meter {
     to_server: Cell<u64>,
     to_client: Cell<u64>,
     pub started: Instant,
+    /// From then until the far side was reached, in milliseconds.
+    pub setup_ms: Cell<Option<u32>>,
 }
 
 impl Meter {
     pub fn new(counters: Rc<Counters>, started: Instant) -> Rc<Self> {
-        Rc::new(Self { counters, to_server: Cell::new(0), to_client: Cell::new(0), started })
+        Rc::new(Self {
+            counters,
+            to_server: Cell::new(0),
+            to_client: Cell::new(0),
+            started,
+            setup_ms: Cell::new(None),
+        })
     }
 
     pub fn add(&self, way: Way, bytes: usize) {

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ringway::demo::topology::Pod;
 use serde_json::Value;
@@ -35,33 +36,34 @@ pub struct Found {
     pub who: String,
     /// Whom it saw.
     pub peer: IpAddr,
-    /// Where the client called from.
-    pub from: SocketAddr,
+    /// How much the client said: no other call of this process said as much. (Its port doesn't tell it apart: where
+    /// the kernel still remembers another connection of that port, capture gives it another one.)
+    pub bytes: usize,
 }
+
+static CALLS: AtomicUsize = AtomicUsize::new(1);
 
 /// One echo over a connection of its own.
 pub fn call(from: &Pod, to: SocketAddr) -> std::io::Result<Found> {
     let mut stream = try_dial(from, to)?;
-    let local = stream.local_addr()?;
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut hello = String::new();
     reader.read_line(&mut hello)?;
     let (who, peer) = hello.trim_end().split_once(' ').ok_or(std::io::ErrorKind::UnexpectedEof)?;
-    stream.write_all(b"word")?;
+    let word = "w".repeat(CALLS.fetch_add(1, Ordering::Relaxed));
+    stream.write_all(word.as_bytes())?;
     stream.shutdown(Shutdown::Write)?;
     let mut heard = String::new();
     reader.read_to_string(&mut heard)?;
-    assert_eq!(heard, "word", "from {who}");
-    Ok(Found { who: who.to_owned(), peer: peer.parse().expect("an address"), from: local })
+    assert_eq!(heard, word, "from {who}");
+    Ok(Found { who: who.to_owned(), peer: peer.parse().expect("an address"), bytes: word.len() })
 }
 
-/// The outbound line of the connection that came from there and has this; ports come again for another destination.
+/// The near proxy's line of this call.
 #[track_caller]
-pub fn outbound(world: &IstioWorld, from: SocketAddr, (field, value): (&str, &str)) -> Value {
-    lines::wait_for(world.near(), &format!("outbound from {from}, {field} {value}"), |line| {
-        text(line, "src.addr") == from.to_string()
-            && line["direction"] == "outbound"
-            && text(line, field) == value
+pub fn outbound(world: &IstioWorld, found: &Found) -> Value {
+    lines::wait_for(world.near(), &format!("{found:?}"), |line| {
+        line["direction"] == "outbound" && line["bytes_sent"].as_u64() == u64::try_from(found.bytes).ok()
     })
 }
 

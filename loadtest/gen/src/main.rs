@@ -4,6 +4,7 @@ mod authority;
 mod compare;
 mod control;
 mod load;
+mod names;
 mod netns;
 mod pattern;
 mod sockets;
@@ -59,6 +60,8 @@ enum Command {
     Compare(compare::Compare),
     /// Measure what a control plane's pushes cost; needs root.
     Control(control::Control),
+    /// Measure what an answer of the DNS proxy costs; needs root.
+    Dns(names::Names),
 }
 
 fn main() -> Result<()> {
@@ -80,5 +83,6 @@ fn main() -> Result<()> {
         Command::Hop2(proxy) => yardstick::hop2(proxy),
         Command::Compare(compare) => compare.run(),
         Command::Control(control) => control.run(),
+        Command::Dns(arguments) => names::names(&arguments),
     }
 }

@@ -4,6 +4,8 @@
 
 pub mod answer;
 mod kind;
+#[cfg(test)]
+mod oracle;
 pub mod reply;
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 //! whatever it does: lose, lie, cut, flood, stay silent.
 
 use std::collections::BTreeSet;
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -425,4 +425,45 @@ fn a_pod_without_ipv6_on_its_loopback_is_served_over_ipv4() {
     world.cluster.agent(1).unwrap().add(announced).unwrap();
     let answer = ask(&pod, names.at(53), &query(1, "web", A), STEP).unwrap();
     assert_eq!(answer[answer.len() - 4..], [10, 77, 200, 1]);
+}
+
+/// Pods of one family: everything works by that family alone, the way to the name server included.
+#[test]
+fn pods_of_one_family_ask_by_it_and_are_answered_for_both() {
+    let (mut six, mut four) = (None, None);
+    let world = World::start_with(&[ON], |world| {
+        let cluster = &mut world.cluster;
+        let pods = ["six", "four"].map(|name| cluster.mesh_pod(1, name).unwrap());
+        let [six_pod, four_pod] = &pods;
+        let flushed = six_pod.space.output("ip", &["-4", "addr", "flush", "dev", "eth0"]).unwrap();
+        assert!(flushed.status.success(), "{flushed:?}");
+        four_pod.space.set("net/ipv6/conf/all/disable_ipv6", "1").unwrap();
+        cluster.mesh.workload("six").unwrap().addresses = vec![six_pod.v6.to_string()];
+        cluster.mesh.workload("four").unwrap().addresses = vec![four_pod.v4.to_string()];
+        [six, four] = pods.map(Some);
+    });
+    let (six, four) = (six.unwrap(), four.unwrap());
+    let name_server = |at| NameServer::start_at(&world.stranger, at, ordinary);
+    let servers = [name_server(world.stranger.at6(53)), name_server(world.stranger.at(53))];
+    for (pod, server, own) in [
+        (&six, format!("@{}", world.stranger.v6), IpAddr::from(six.v6)),
+        (&four, format!("@{}", world.stranger.v4), IpAddr::from(four.v4)),
+    ] {
+        // A name of its own for each, since answers are remembered.
+        for (over, foreign) in [("+notcp", "udp.example"), ("+tcp", "tcp.example")] {
+            for (words, expected) in [
+                (["web", "A"], vec![VIP]),
+                (["web.default", "AAAA"], vec![VIP6]),
+                (["web.default.svc.cluster.local", "A"], vec![VIP]),
+                (["web.default.default.svc.cluster.local", "AAAA"], vec!["web.default.", VIP6]),
+                ([foreign, "A"], vec!["192.0.2.1"]),
+            ] {
+                let said = dig(pod, &[&[server.as_str(), "+short", over][..], &words].concat());
+                assert_eq!(said.lines().collect::<Vec<_>>(), expected, "{} {over} {words:?}", pod.name);
+            }
+        }
+        let heard = servers[usize::from(own.is_ipv4())].heard();
+        assert_eq!(heard.iter().filter(|heard| heard.tcp).count(), 1, "{heard:?}");
+        assert_eq!(heard.iter().map(|heard| heard.from.ip()).collect::<Vec<_>>(), [own; 2]);
+    }
 }

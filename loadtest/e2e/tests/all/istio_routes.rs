@@ -1,6 +1,6 @@
 //! Every way that a connection goes in a mesh that a real istiod tells: services of all kinds, entries for what lies
-//! outside, waypoints by label, and another network. Each is one echo through real proxies, judged by who answered, whom
-//! they saw, and what access log and metrics say. The objects are in loadtest/peer/istiod.
+//! outside, waypoints by label, and another network. Each is one echo through real proxies, judged by who answered,
+//! whom they saw, and what access log and metrics say. The objects are in loadtest/peer/istiod.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -72,7 +72,8 @@ impl Way<'_> {
 
     #[track_caller]
     fn is_told(&self, world: &IstioWorld, found: &Found, (pod, port, workload): Answer<'_>) {
-        let line = outbound(world, found.from, ("dst.service", self.service));
+        let line = outbound(world, found);
+        assert_eq!(text(&line, "dst.service"), self.service, "{line}");
         let is_hbone = self.by == By::Hbone;
         let (next, asked) =
             if is_hbone { (HBONE_PORT, Some(pod.at(port).to_string())) } else { (port, None) };
@@ -135,12 +136,14 @@ impl Routes {
         let node = Pod { name: "node2".to_owned(), node: 2, space: host.space.clone(), v4, v6: host.v6 };
         let pods = [&world.server, &world.stranger, &twin, &unready, &sandwich, &outside, &waypoint, &node];
         world.istiod.apply(&filled(&format!("{ROUTES}---\n{WAYPOINTS}"), &pods));
-        let backend = outside.v4.octets().to_vec();
+        let addresses = [waypoint.v4, outside.v4];
         let names = NameServer::start(&outside, move |heard, _| {
             let known = matches!(&*asked_name(&heard.message), "backend.example" | "itself.example")
                 || asked_name(&heard.message) == format!("alias.{DOMAIN}");
             let asks_a = heard.message[ringway_e2e::names::question_end(&heard.message) - 3] == 1;
-            let records = if known && asks_a { vec![(A, 30, backend.clone())] } else { Vec::new() };
+            // Nobody listens at the first one.
+            let addresses = if known && asks_a { &addresses[..] } else { &[] };
+            let records: Vec<_> = addresses.iter().map(|ip| (A, 30, ip.octets().to_vec())).collect();
             vec![Say::Reply(reply(&heard.message, if known { 0 } else { 3 }, &records))]
         });
         world.set_resolv_conf(&format!("nameserver {}\n", outside.v4));
@@ -200,7 +203,7 @@ fn every_kind_of_service_and_entry_leads_where_istiod_says() {
     // Endpoints that aren't pods, as those of the API server: reached, and no more is known of them.
     let found = call(&world.client, "10.77.210.10:443".parse().unwrap()).unwrap();
     assert_eq!((&*found.who, found.peer), ("node2:7001", world.client.v4.into()));
-    let line = outbound(world, found.from, ("dst.service", &of_cluster("api")));
+    let line = outbound(world, &found);
     assert_eq!(
         (text(&line, "dst.addr"), text(&line, "dst.service")),
         (&*node.at(7_001).to_string(), &*of_cluster("api"))
@@ -237,7 +240,8 @@ fn passed_through(routes: &Routes) {
     ] {
         let found = call(&world.client, to).unwrap();
         assert_eq!((&*found.who, found.peer), (who, peer));
-        let line = outbound(world, found.from, ("dst.addr", &to.to_string()));
+        let line = outbound(world, &found);
+        assert_eq!(text(&line, "dst.addr"), to.to_string());
         for field in ["dst.workload", "dst.service", "dst.hbone_addr", "src.identity"] {
             assert!(line.get(field).is_none(), "{field} in {line}");
         }
@@ -260,10 +264,13 @@ fn names(routes: &Routes) {
     assert_eq!(asked("ports"), ["10.77.210.1"]);
     assert_eq!(asked("by-name.example"), ["240.240.2.3"]);
     // Not the mesh's, as the reference has it: the cluster's own name server knows.
-    assert_eq!(asked(&format!("alias.{DOMAIN}")), [outside.v4.to_string()]);
+    let mut addresses = [routes.waypoint.v4.to_string(), outside.v4.to_string()];
+    addresses.sort();
+    assert_eq!(asked(&format!("alias.{DOMAIN}")), addresses);
     // Nothing says by which name a pod was found.
     let found = call(&world.client, world.server.at(8_080)).unwrap();
-    let line = outbound(world, found.from, ("dst.hbone_addr", &world.server.at(8_080).to_string()));
+    let line = outbound(world, &found);
+    assert_eq!(text(&line, "dst.hbone_addr"), world.server.at(8_080).to_string());
     assert_eq!((text(&line, "dst.workload"), line.get("dst.service")), ("server", None));
 }
 
@@ -408,7 +415,7 @@ fn taken_over(routes: &Routes) {
     let asked = to.to_string();
     let of_heir = || {
         let found = call(&world.client, to)?;
-        let line = outbound(world, found.from, ("dst.hbone_addr", &asked));
+        let line = outbound(world, &found);
         Ok::<_, std::io::Error>(text(&line, "dst.identity") == "spiffe://cluster.local/ns/default/sa/heir")
     };
     eventually("the heir answers as itself", STEP, || of_heir().unwrap_or(false));
@@ -447,14 +454,15 @@ fn a_service_of_two_networks_is_shared_by_capacity_and_nested_through_the_gatewa
             "server:8080" => {
                 // The gateway ends the outer tunnel; who calls is known by the inner one.
                 assert_eq!(found.peer, IpAddr::from(gateway.v4));
-                (there, last) = (there + 1, Some(found.from));
+                (there, last) = (there + 1, Some(found));
             }
             other => panic!("{other} answered"),
         }
     }
     // Nine of ten; five standard deviations.
     assert!((75..100).contains(&there), "{there} of 100 went to the other network");
-    let line = outbound(&world, last.unwrap(), ("dst.addr", &gateway.at(HBONE_PORT).to_string()));
+    let line = outbound(&world, &last.unwrap());
+    assert_eq!(text(&line, "dst.addr"), gateway.at(HBONE_PORT).to_string());
     assert_eq!(text(&line, "dst.hbone_addr"), format!("{host}:80"));
     assert_eq!((text(&line, "dst.service"), text(&line, "dst.identity")), (&*host, SERVER));
     assert_eq!((text(&line, "dst.workload"), text(&line, "src.identity")), ("server", CLIENT));

@@ -271,6 +271,7 @@ fn names_beyond_the_mesh_are_asked_of_name_servers() {
         names = Some(world.cluster.plain_pod(1, "names").unwrap());
     });
     let (names, stranger) = (names.unwrap(), world.stranger.v4);
+    let deaf = names.v4;
     let server = NameServer::start(&names, move |heard, _| {
         let end = question_end(&heard.message);
         let is_four = heard.message[end - 4..end - 2] == A.to_be_bytes();
@@ -278,7 +279,11 @@ fn names_beyond_the_mesh_are_asked_of_name_servers() {
             "far.example" if is_four => {
                 vec![Say::Reply(reply(&heard.message, 0, &[(A, 20, stranger.octets().to_vec())]))]
             }
-            "far.example" => vec![Say::Reply(reply(&heard.message, 0, &[]))],
+            "several.example" if is_four => {
+                let records = [deaf, deaf, stranger].map(|ip| (A, 20, ip.octets().to_vec()));
+                vec![Say::Reply(reply(&heard.message, 0, &records))]
+            }
+            "far.example" | "several.example" => vec![Say::Reply(reply(&heard.message, 0, &[]))],
             "silent.example" => Vec::new(),
             _ => vec![Say::Reply(reply(&heard.message, 3, &[]))],
         }
@@ -291,7 +296,16 @@ fn names_beyond_the_mesh_are_asked_of_name_servers() {
     let (mut stream, code) = socks5(&world.client, "far.example", APP_PORT, b"");
     assert_eq!(code, 0);
     echoes(&mut stream, "away");
-    assert_eq!(app.peer_addresses(), [world.client.at(0).ip(); 2]);
+    // Where nobody listens at one address, the next one is tried: one connection, one line.
+    let several = format!("several.example:{APP_PORT}");
+    let (mut stream, status, _) = connect(&world.client, &several, b"");
+    assert_eq!(status, 200);
+    echoes(&mut stream, "third");
+    drop(stream);
+    let line = lines::wait_for(world.near(), "by the third", |line| line["attempts"] == 3);
+    assert_eq!(text(&line, "dst.addr"), world.stranger.at(APP_PORT).to_string());
+    assert_eq!(socks5(&world.client, "several.example", APP_PORT, b"").1, 0);
+    assert_eq!(app.peer_addresses(), [world.client.at(0).ip(); 4]);
     let (status, line) = refused(&world.client, "gone.example:80");
     assert!(status == 502 && line.contains("no such host: gone.example"), "{status} {line}");
     let (status, line) = refused(&world.client, "silent.example:80");
