@@ -32,9 +32,10 @@ def literals():
         if "test" in file.stem:
             continue
         source = file.read_text().split("#[cfg(test)]\nmod tests {")[0]
-        # Bare, or as a label in the text of a sample.
-        found.update(re.findall(r'"([a-z][a-z0-9_]*)"|\b([a-z_]+)=\\"', source))
-    return {name for pair in found for name in pair}
+        # Bare, several in a row, or as a label in the text of a sample.
+        for words, label in re.findall(r'"([a-z][a-z0-9_ ]*)"|\b([a-z_]+)=\\"', source):
+            found.update(words.split() or [label])
+    return found
 
 
 def written(metric, names):

@@ -6,6 +6,7 @@ read-only root: the proxy must come up on io_uring, and with the runtime's defau
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -17,31 +18,37 @@ DEPLOY = Path(__file__).resolve().parent.parent
 PROFILE = DEPLOY / "seccomp" / "ringway.json"
 RIGHTS = ["CAP_NET_ADMIN", "CAP_SYS_ADMIN", "CAP_NET_RAW"]
 RING = {"io_uring_setup", "io_uring_enter", "io_uring_register"}
+# What SYS_ADMIN is there for; the default gives much more for it.
+PODS = {"setns"}
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}[platform.machine()]
 START_S = 120
 
 
+def fits(rule, architecture, rights):
+    """Whether a rule of the runtime's default profile is for a container with these rights on this architecture."""
+    includes, excludes = rule.get("includes", {}), rule.get("excludes", {})
+    return (
+        all(right in rights for right in includes.get("caps", []))
+        and not any(right in rights for right in excludes.get("caps", []))
+        and architecture in includes.get("arches", [architecture])
+        and architecture not in excludes.get("arches", [])
+    )
+
+
 def granted(default, architecture):
-    """The names that the runtime's default profile allows to a container with our rights."""
-    names = set()
-    for rule in default["syscalls"]:
-        includes, excludes = rule.get("includes", {}), rule.get("excludes", {})
-        fits = all(right in RIGHTS for right in includes.get("caps", []))
-        fits &= architecture in includes.get("arches", [architecture])
-        fits &= not any(right in RIGHTS for right in excludes.get("caps", []))
-        fits &= architecture not in excludes.get("arches", [])
-        if fits and rule["action"] == "SCMP_ACT_ALLOW":
-            names.update(rule["names"])
-    return names
+    """The names that the runtime's default profile allows to a container without any rights."""
+    rules = (rule for rule in default["syscalls"] if fits(rule, architecture, []))
+    return {name for rule in rules if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]}
 
 
 def check_names(profile, default):
     allowed = [name for rule in profile["syscalls"] if rule["action"] == "SCMP_ACT_ALLOW" for name in rule["names"]]
     for name in sorted({name for name in allowed if allowed.count(name) > 1}):
         yield f"{name} is allowed twice"
-    more = set(allowed) - granted(default, "amd64") - granted(default, "arm64") - RING
+    more = set(allowed) - granted(default, "amd64") - granted(default, "arm64") - RING - PODS
     for name in sorted(more):
         yield f"{name} is more than the runtime's default grants"
-    for name in sorted(RING - set(allowed)):
+    for name in sorted((RING | PODS) - set(allowed)):
         yield f"{name} is missing"
     if profile["defaultAction"] != "SCMP_ACT_ERRNO":
         yield "what isn't named is allowed"
@@ -52,9 +59,9 @@ def flat(default):
     rules = [
         {"names": rule["names"], "action": rule["action"], "args": rule.get("args", [])}
         for rule in default["syscalls"]
-        if granted({"syscalls": [{**rule, "action": "SCMP_ACT_ALLOW"}]}, "amd64")
+        if fits(rule, ARCHITECTURE, RIGHTS)
     ]
-    return {"defaultAction": default["defaultAction"], "syscalls": [rule for rule in rules if rule["names"]]}
+    return {"defaultAction": default["defaultAction"], "syscalls": rules}
 
 
 def container(profile, environment):
