@@ -46,6 +46,7 @@ pub struct Engine {
     pub pool_hits: Cell<u64>,
     pub pool_dials: Cell<u64>,
     pub tunnels_cut_off: Cell<u64>,
+    pub tunnels_surplus: Cell<u64>,
     pub policy_closes: Cell<u64>,
     pub tunnels_retired: Cell<u64>,
     pub tunnels_revoked: Cell<u64>,
@@ -234,6 +235,11 @@ impl Stats {
                     "tunnels_cut_off",
                     "Tunnels closed because the peer broke HTTP/2 or a bound",
                     engine.tunnels_cut_off.get(),
+                ),
+                (
+                    "tunnels_surplus",
+                    "Idle tunnels told to go since their peer's address held too many",
+                    engine.tunnels_surplus.get(),
                 ),
                 (
                     "policy_closes",

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(clippy::indexing_slicing, reason = "tests")]
 
+#[path = "all/abuse.rs"]
+mod abuse;
 #[path = "all/ahead.rs"]
 mod ahead;
 #[path = "all/certificates.rs"]
