@@ -28,6 +28,7 @@ pub mod serve;
 pub mod sockets;
 pub mod standin_world;
 pub mod verdicts;
+pub mod visits;
 pub mod world;
 
 use std::time::{Duration, Instant};

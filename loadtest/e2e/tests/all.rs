@@ -55,6 +55,8 @@ mod refuse;
 mod retry;
 #[path = "all/revoke.rs"]
 mod revoke;
+#[path = "all/soak.rs"]
+mod soak;
 #[path = "all/stall.rs"]
 mod stall;
 #[path = "all/storm.rs"]
