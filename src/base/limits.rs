@@ -69,6 +69,9 @@ pub const LINES_WAIT_MS: u64 = 50;
 pub const SPARE_SOCKETS: usize = 32;
 /// Tunnels tried for one stream where each turns out full or going away.
 pub const TUNNEL_TRIES: usize = 4;
+/// Tunnels without a stream that one address may keep up to one pod, on one shard: a burst of 50,000 streams leaves so
+/// many. Those unused for longest are told to go.
+pub const IDLE_TUNNELS_A_PEER: usize = 500;
 // control: the control thread, the CNI agent, the certificate authority, the servers.
 
 /// One message of the CNI agent, and one answer: both sides read into a buffer of this size.
@@ -197,13 +200,18 @@ pub const HANDSHAKE_BYTES: usize = 128 * 1024;
 /// CONTINUATION frames of one header block: a block within its bound needs one, a flood of empty ones needs
 /// no bytes.
 pub const CONTINUATIONS_A_BLOCK: u32 = 32;
+/// A header block, from its first byte to its last: a stream that never opens costs a tunnel its other streams.
+pub const HEADER_BLOCK_DEADLINE_MS: u64 = 10_000;
 /// Streams a peer resets: a pod that drops all 200 streams a few times a second is still at work.
 pub const RESETS_A_SECOND: u32 = 2_000;
 /// Streams reset before their answer: each has cost a decision and a dial (CVE-2023-44487); twice what we
 /// offer.
 pub const UNANSWERED_RESETS_A_SECOND: u32 = 400;
-/// Streams refused or malformed: each costs us a decoded header block and an answer.
+/// Streams refused or malformed, requests answered 400: each costs us a decoded header block, an answer and a line.
 pub const STREAM_ERRORS_A_SECOND: u32 = 400;
+/// Header lists beyond their limit: 16 KiB that name a table's entry again and again are thousands of fields, which
+/// have to be decoded all the same. No peer at work sends one.
+pub const LARGE_LISTS_A_SECOND: u32 = 10;
 /// PING, SETTINGS, PRIORITY, unknown frames and frames of closed streams: far above what any peer at work
 /// sends.
 pub const OVERHEAD_FRAMES_A_SECOND: u32 = 10_000;

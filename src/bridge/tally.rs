@@ -52,6 +52,8 @@ tally! {
     pool_hits = "ringway_pool_hits", "Connections carried by a tunnel that was up already.";
     pool_dials = "ringway_pool_dials", "Tunnels dialled.";
     tunnels_cut_off = "ringway_tunnels_cut_off", "Tunnels closed because the peer broke HTTP/2 or a bound.";
+    tunnels_surplus = "ringway_tunnels_surplus",
+        "Idle tunnels told to go since their peer's address held too many.";
     tunnels_retired = "ringway_tunnels_retired",
         "Tunnels that take no new streams since their own identity, roots or certificate changed.";
     tunnels_revoked = "ringway_tunnels_revoked",

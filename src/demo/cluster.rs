@@ -123,7 +123,10 @@ impl Cluster {
         extra: &[(&str, &str)],
     ) -> Result<NodeProxy> {
         let count = self.started.saturating_add(1);
-        let space = Space::create(&format!("{}-proxy{count}", self.topology.prefix()))?;
+        let space = self.topology.proxy_space(count)?;
+        if self.control_plane.is_some() {
+            self.topology.connect_proxy(&space, count)?;
+        }
         self.start_proxy(node, &space, through, extra)
     }
 
@@ -162,6 +165,13 @@ impl Cluster {
         let before = before.map(|index| self.proxies.remove(index).1);
         self.proxies.push((node, successor));
         before
+    }
+
+    /// Takes leave of a proxy that was replaced: it is killed if it still runs, and so is a namespace of its own.
+    pub fn bury(&self, old: NodeProxy) {
+        let space = old.space().clone();
+        drop(old);
+        self.topology.remove_proxy_space(&space);
     }
 
     pub fn proxy(&self, node: u8) -> Result<&NodeProxy> {

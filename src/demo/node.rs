@@ -61,6 +61,11 @@ impl NodeProxy {
         Ok(Self { child, space: plan.space.clone(), log: plan.log })
     }
 
+    /// The namespace that it was started in.
+    pub fn space(&self) -> &Space {
+        &self.space
+    }
+
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

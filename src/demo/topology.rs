@@ -116,6 +116,28 @@ impl Topology {
         attach(&self.node(pod.node)?.space, pod)
     }
 
+    /// A namespace for one more proxy, without a network.
+    pub fn proxy_space(&self, count: u32) -> Result<Space> {
+        Space::create(&format!("{}-proxy{count}", self.prefix))
+    }
+
+    /// Puts such a namespace on the wire, where control planes are reached.
+    pub fn connect_proxy(&self, space: &Space, count: u32) -> Result<()> {
+        let (link, wire) = (format!("proxy{count}"), self.wire.name());
+        ip(&["link", "add", "wire", "netns", space.name(), "type", "veth", "peer", &link, "netns", wire])?;
+        self.wire.ip_batch(&format!("link set {link} master bridge up\n"))?;
+        // Behind the nodes and what tests put beside them; used again after a hundred.
+        let host = count.checked_rem(100).unwrap_or(0).saturating_add(128);
+        space.ip_batch(&format!("link set wire up\naddr add 10.77.0.{host}/24 dev wire\n"))
+    }
+
+    /// Takes a namespace away that `proxy_space` made, if this is one.
+    pub fn remove_proxy_space(&self, space: &Space) {
+        if space.name().starts_with(&format!("{}-proxy", self.prefix)) {
+            space.delete();
+        }
+    }
+
     pub fn prefix(&self) -> &str {
         &self.prefix
     }

@@ -32,7 +32,7 @@ use crate::shard::stream::{Cut, Stream};
 use crate::shard::table::{Entered, Entry, Original, Subject};
 use crate::shard::tunnel::Tunnel;
 use crate::sys::origdst::original_destination;
-use crate::wire::h2::{Code, RequestHead};
+use crate::wire::h2::RequestHead;
 use crate::wire::hbone::{Authority, baggage_of, forwarded_host, parse_baggage};
 use crate::wire::proxy_protocol::header;
 
@@ -106,28 +106,28 @@ async fn prepare(
     let asked_at = Instant::now();
     let unrelayed = Unrelayed::new(link.tunnel.clone(), stream);
     let stream = &unrelayed.stream;
-    let refuse = |status| {
-        link.tunnel.respond(stream, status, None, true);
-        // The answer is whole, and nothing more of the request is wanted (RFC 9113 section 8.1).
-        link.tunnel.reset(stream, Code::NO_ERROR);
+    // A peer that opened and reset it at once (CVE-2023-44487) gets nothing decided and nothing dialled for it.
+    let checked = match stream.cut() {
+        Some(cut) => Err((503, Failure::Http2(cut.to_string()))),
+        None => check(world, link, head).await,
     };
-    let checked = match check(world, link, head).await {
+    let checked = match checked {
         Ok(checked) => checked,
         Err((status, failure)) => {
-            refuse(status);
+            link.tunnel.refuse(stream, status);
             deny_early(world, link.source.0, link.local, &failure);
             return None;
         }
     };
     let closer = Closer::default();
     closer.wake(stream.signal.clone());
-    let (mut record, entered) = enter(world, link, head, &checked, &closer);
+    let (record, entered) = enter(world, link, head, &checked, &closer);
     let reached = either(reach(world, link, head, &checked, &entered), interrupted(stream, &closer)).await;
     let told = reached.and_then(|app| Ok((app, introduction(link, &checked.found)?)));
     let (app, introduction) = match told {
         Ok(told) => told,
         Err((status, failure)) => {
-            refuse(status);
+            link.tunnel.refuse(stream, status);
             record.fail(&failure);
             return None;
         }

@@ -1,6 +1,7 @@
 //! Layer 6: one core's world. Everything here stays on its thread; nothing is shared, locked or atomic on the path
 //! of a byte.
 
+mod batch;
 pub mod buffers;
 pub mod closer;
 pub mod decision;

@@ -1,9 +1,11 @@
 //! Whether the tunnels that are up may stay so: peers that new revocation lists name are cut off, tunnels of ours whose
-//! credential isn't right any more take no new streams. What lists and credentials mean is decided in `tls::tenure`.
+//! credential isn't right any more take no new streams, and those that carry nothing have a bound. What lists and
+//! credentials mean is decided in `tls::tenure`.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::rc::Rc;
-use std::time::SystemTime;
+use std::time::{Instant, SystemTime};
 
 use crate::bridge::identities::{Identities, Standing};
 use crate::shard::pool::Carries;
@@ -47,4 +49,19 @@ fn lasts(tunnel: &Tunnel, identities: &Identities, now: SystemTime) -> bool {
         Some(Standing::Initializing | Standing::Unavailable(_)) => now < tunnel.tenure.ends,
         None => tunnel.tenure.lasts(None, now),
     }
+}
+
+/// What an address has idle beyond `most`: those idle for longest.
+pub(super) fn surplus<T>(idle: impl Iterator<Item = (IpAddr, Instant, T)>, most: usize) -> Vec<T> {
+    let mut of_address = HashMap::<_, Vec<_>, foldhash::fast::RandomState>::default();
+    for (address, since, one) in idle {
+        of_address.entry(address).or_default().push((since, one));
+    }
+    let mut surplus = Vec::new();
+    for mut held in of_address.into_values().filter(|held| held.len() > most) {
+        held.sort_by_key(|(since, _)| *since);
+        held.truncate(held.len().saturating_sub(most));
+        surplus.extend(held.into_iter().map(|(_, one)| one));
+    }
+    surplus
 }

@@ -293,6 +293,7 @@ impl PodWorld {
             }
             tunnel.tick(now, *idle_release);
         }
+        self.drain_surplus();
         self.pool.tick();
         self.nested.tick();
         self.spares.tick();
@@ -333,6 +334,17 @@ impl PodWorld {
     /// Tasks that end with the pod.
     pub(super) fn tasks(&self) -> usize {
         self.gate.inside() + self.doors.inside()
+    }
+
+    /// Tunnels that an address holds up to the pod for nothing have a bound.
+    fn drain_surplus(&self) {
+        let tunnels = self.tunnels.borrow();
+        let inbound = tunnels.iter().filter(|(_, idle_release)| idle_release.is_none());
+        let idle = inbound.filter_map(|(tunnel, _)| Some((tunnel.remote.ip(), tunnel.idle_since()?, tunnel)));
+        for tunnel in peers::surplus(idle, limits::IDLE_TUNNELS_A_PEER) {
+            tunnel.drain();
+            bump(&self.shard.stats.engine.tunnels_surplus);
+        }
     }
 
     /// Every tunnel that is up.

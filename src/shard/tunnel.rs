@@ -3,13 +3,14 @@
 //! It knows nothing of routes and policies: requests are handed to whoever drives it.
 
 use std::cell::{Cell, RefCell};
-use std::io::{ErrorKind, IoSlice};
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::base::limits;
+use crate::shard::batch::Batch;
 use crate::shard::buffers::{Buffers, FRAME_HEADER_BYTES, SLOT_BYTES, SLOT_PAYLOAD_BYTES};
 use crate::shard::pool::Carries;
 use crate::shard::ready::{Woke, give_way, wait};
@@ -25,8 +26,6 @@ use crate::tls::record::{ContentType, HEADER_BYTES, TRAILER_BYTES};
 use crate::tls::tenure::{PeerCertificates, Tenure};
 use crate::wire::h2::{self, CannotOpen, Code, ConnectHead, Event, RequestHead, StreamId};
 
-/// Parts of one write to an application: a full read holds this many records.
-const BATCH_PARTS: usize = limits::RECORDS_A_TURN + 1;
 /// Bytes read in a row before other tasks of the shard get their turn.
 const TURN_BYTES: usize = 1 << 20;
 
@@ -116,6 +115,13 @@ impl Tunnel {
         state.backlog.len().saturating_sub(state.sent) + unread
     }
 
+    /// Since when it has had no stream; none while it has one, or is going away.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let state = self.state.borrow();
+        let idle = state.streams.is_empty() && state.end.is_none() && !state.http2.is_draining();
+        idle.then_some(state.used)
+    }
+
     /// Sends a CONNECT; the answer arrives at the stream.
     pub fn open(self: &Rc<Self>, head: &ConnectHead<'_>) -> Result<Rc<Stream>, CannotOpen> {
         let mut state = self.state.borrow_mut();
@@ -130,10 +136,27 @@ impl Tunnel {
         Ok(stream)
     }
 
+    /// Answers a request of the peer with an error; nothing more of it is wanted.
+    pub fn refuse(&self, stream: &Stream, status: u16) {
+        let mut state = self.state.borrow_mut();
+        if let Err(violation) = state.http2.refuse(stream.id, status) {
+            self.cut_off(&mut state, TunnelEnd::Http2(violation.to_string()));
+        }
+        self.work.raise();
+    }
+
     /// Answers a request of the peer.
     pub fn respond(&self, stream: &Stream, status: u16, baggage: Option<&str>, end: bool) {
         self.state.borrow_mut().http2.respond(stream.id, status, baggage, end);
         self.work.raise();
+    }
+
+    /// Ends the tunnel because of what its peer does, and counts that. One that has ended already is left as it is.
+    fn cut_off(&self, state: &mut State, end: TunnelEnd) {
+        if state.end.is_none() {
+            bump(&self.stats.engine.tunnels_cut_off);
+            state.fail(end);
+        }
     }
 
     /// Payload bytes that the stream may send now. At 0 its signal is raised when that changes.
@@ -254,7 +277,10 @@ impl Tunnel {
         }
         let age = now.saturating_duration_since(state.up_since);
         if !state.settings_seen && age > millis(limits::SETTINGS_DEADLINE_MS) {
-            state.fail(TunnelEnd::NoSettings);
+            self.cut_off(&mut state, TunnelEnd::NoSettings);
+        }
+        if let Err(violation) = state.http2.tick(now) {
+            self.cut_off(&mut state, TunnelEnd::Http2(violation.to_string()));
         }
         let unused = now.saturating_duration_since(state.used);
         if state.streams.is_empty() && idle_release.is_some_and(|release| unused > release) {
@@ -309,10 +335,12 @@ impl Tunnel {
                 Ok(Read::More(bytes)) => left = left.saturating_sub(bytes),
                 Ok(Read::Drained) => break,
                 Err(end) => {
+                    let mut state = self.state.borrow_mut();
                     if matches!(end, TunnelEnd::Http2(_) | TunnelEnd::Record(_)) {
-                        bump(&self.stats.engine.tunnels_cut_off);
+                        self.cut_off(&mut state, end);
+                    } else {
+                        state.fail(end);
                     }
-                    self.state.borrow_mut().fail(end);
                     break;
                 }
             }
@@ -463,32 +491,5 @@ impl Carries for Tunnel {
         state.http2.abort(Code::NO_ERROR);
         state.fail(TunnelEnd::Finished);
         self.work.raise();
-    }
-}
-
-/// Consecutive payload of one stream, delivered with one write.
-struct Batch<'a> {
-    stream: Option<StreamId>,
-    parts: [IoSlice<'a>; BATCH_PARTS],
-    used: usize,
-    bytes: usize,
-}
-
-impl<'a> Batch<'a> {
-    fn empty() -> Self {
-        Self { stream: None, parts: [IoSlice::new(&[]); BATCH_PARTS], used: 0, bytes: 0 }
-    }
-
-    fn is_full_for(&self, stream: StreamId) -> bool {
-        self.stream.is_some_and(|mine| mine != stream) || self.used >= BATCH_PARTS
-    }
-
-    fn add(&mut self, stream: StreamId, part: &'a [u8]) {
-        if let Some(place) = self.parts.get_mut(self.used) {
-            *place = IoSlice::new(part);
-            self.used += 1;
-            self.bytes += part.len();
-            self.stream = Some(stream);
-        }
     }
 }

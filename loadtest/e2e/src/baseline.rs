@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use ringway::demo::cluster::Cluster;
 use ringway::demo::node::NodeProxy;
 use ringway::demo::topology::Pod;
 use serde_json::Value;
@@ -28,30 +29,37 @@ const SETTLE: Duration = Duration::from_secs(20);
 
 impl Baseline {
     pub fn take(world: &World) -> Self {
+        Self::of(&world.cluster, &[&world.client, &world.server])
+    }
+
+    pub fn of(cluster: &Cluster, pods: &[&Pod]) -> Self {
         let held = |proxy: &NodeProxy| Held {
             descriptors: proxy.open_descriptors().expect("descriptors"),
             resident_bytes: proxy.resident_bytes().expect("memory"),
         };
-        let count = |pod: &Pod| (pod.name.clone(), sockets::connections(&pod.space).len());
-        Self {
-            proxies: world.cluster.proxies().map(held).collect(),
-            sockets: [&world.client, &world.server].map(count).into(),
-        }
+        let count = |pod: &&Pod| (pod.name.clone(), sockets::connections(&pod.space).len());
+        Self { proxies: cluster.proxies().map(held).collect(), sockets: pods.iter().map(count).collect() }
     }
 
     /// Waits until everything is back; panics with what isn't.
     #[track_caller]
     pub fn is_back(&self, world: &World) {
+        self.is_back_in(&world.cluster, &[&world.client, &world.server]);
+    }
+
+    /// As `is_back`, with the pods that `of` was given.
+    #[track_caller]
+    pub fn is_back_in(&self, cluster: &Cluster, pods: &[&Pod]) {
         let until = std::time::Instant::now() + SETTLE;
         loop {
-            let Some(last) = self.difference(world) else { return };
+            let Some(last) = self.difference(cluster, pods) else { return };
             assert!(std::time::Instant::now() < until, "after {SETTLE:?}: {last}");
             std::thread::sleep(Duration::from_millis(100));
         }
     }
 
-    fn difference(&self, world: &World) -> Option<String> {
-        for (number, (proxy, before)) in world.cluster.proxies().zip(&self.proxies).enumerate() {
+    fn difference(&self, cluster: &Cluster, pods: &[&Pod]) -> Option<String> {
+        for (number, (proxy, before)) in cluster.proxies().zip(&self.proxies).enumerate() {
             let live = live_connections(proxy);
             if live != 0 {
                 return Some(format!("proxy {number} still lists {live} connections"));
@@ -72,8 +80,7 @@ impl Baseline {
                 return Some(format!("proxy {number} had {} bytes, has {resident}", before.resident_bytes));
             }
         }
-        for (name, before) in &self.sockets {
-            let pod = if *name == world.client.name { &world.client } else { &world.server };
+        for (pod, (name, before)) in pods.iter().zip(&self.sockets) {
             let now = sockets::connections(&pod.space);
             if now.len() > *before {
                 return Some(format!("pod {name} had {before} sockets, has {now:?}"));

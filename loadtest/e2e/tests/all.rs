@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 #![allow(clippy::indexing_slicing, reason = "tests")]
 
+#[path = "all/abuse.rs"]
+mod abuse;
 #[path = "all/ahead.rs"]
 mod ahead;
 #[path = "all/certificates.rs"]
@@ -63,6 +65,8 @@ mod refuse;
 mod retry;
 #[path = "all/revoke.rs"]
 mod revoke;
+#[path = "all/soak.rs"]
+mod soak;
 #[path = "all/stall.rs"]
 mod stall;
 #[path = "all/storm.rs"]

@@ -3,12 +3,12 @@
 use std::cell::Cell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::fixture::*;
 use crate::bridge::identities::{Identities, Standing};
 use crate::shard::closer::CloseReason;
-use crate::shard::peers::{end_revoked, retire};
+use crate::shard::peers::{end_revoked, retire, surplus};
 use crate::shard::pool::{Carries, Key, Pool, Reservation};
 use crate::shard::relay::Ending;
 use crate::shard::tunnel::{Tunnel, TunnelEnd};
@@ -169,4 +169,18 @@ fn a_destination_of_other_identities_gets_another_tunnel() {
         let after = dials.acquire(&["moved"]).await;
         assert!(dials.dialled.get() == 2 && !Rc::ptr_eq(&before.tunnel, &after.tunnel));
     });
+}
+
+#[test]
+fn an_address_keeps_the_tunnels_it_used_last() {
+    let address = |last: u8| std::net::IpAddr::from([10, 0, 0, last]);
+    let now = Instant::now();
+    let held: Vec<_> = [(1, 30), (2, 99), (1, 10), (1, 40), (1, 20), (2, 98), (3, 0)]
+        .into_iter()
+        .map(|(last, age)| (address(last), now - Duration::from_secs(age), age))
+        .collect();
+    let mut over = surplus(held.iter().copied(), 2);
+    over.sort_unstable();
+    assert_eq!(over, [30, 40]);
+    assert_eq!(surplus(held.into_iter(), 4), Vec::<u64>::new());
 }

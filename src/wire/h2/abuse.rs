@@ -11,6 +11,7 @@ pub struct Watch {
     resets: u32,
     unanswered: u32,
     errors: u32,
+    large: u32,
     overhead: u32,
     empty: u32,
     /// WINDOW_UPDATE frames the peer still has good reason to send.
@@ -25,6 +26,7 @@ impl Watch {
             resets: 0,
             unanswered: 0,
             errors: 0,
+            large: 0,
             overhead: 0,
             empty: 0,
             updates: limits::WINDOW_UPDATES_AT_START,
@@ -36,6 +38,7 @@ impl Watch {
         if now_ms.wrapping_sub(self.second_ms) >= 1_000 {
             self.second_ms = now_ms;
             (self.resets, self.unanswered, self.errors, self.overhead) = (0, 0, 0, 0);
+            self.large = 0;
         }
     }
 
@@ -54,6 +57,12 @@ impl Watch {
     pub fn stream_error(&mut self) -> Result<(), Violation> {
         let limit = limits::STREAM_ERRORS_A_SECOND;
         count(&mut self.errors, limit, Violation::StreamErrors { limit })
+    }
+
+    /// A header list was longer than allowed.
+    pub fn large_list(&mut self) -> Result<(), Violation> {
+        let limit = limits::LARGE_LISTS_A_SECOND;
+        count(&mut self.large, limit, Violation::LargeLists { limit })
     }
 
     /// A frame that moves nothing: PING, SETTINGS, PRIORITY, unknown types, frames of closed streams.

@@ -36,8 +36,10 @@ pub(super) struct Peer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Leaving {
     No,
-    /// Announced; new streams are still taken until the PING behind it is answered.
-    Announced,
+    /// Announced at this time; new streams are still taken until the PING behind it is answered.
+    Announced {
+        since_ms: u32,
+    },
     /// Streams above this one are not looked at.
     Final(u32),
 }
@@ -70,6 +72,8 @@ pub struct Connection {
     /// The part of a small frame that has arrived.
     pub(super) partial: Vec<u8>,
     pub(super) block: Option<Block>,
+    /// When the header block under way began.
+    pub(super) head_since_ms: Option<u32>,
     pub(super) decoder: Decoder,
     table_closed: bool,
     pub(super) peer: Peer,
@@ -132,6 +136,7 @@ impl Connection {
             },
             partial: Vec::new(),
             block: None,
+            head_since_ms: None,
             decoder: Decoder::default(),
             table_closed: false,
             peer: Peer {
@@ -235,6 +240,58 @@ impl Connection {
         if end {
             self.close_local(stream.0);
         }
+    }
+
+    /// Server: answers a request with an error status and takes nothing more of it (RFC 9113 section 8.1). The time is
+    /// that of the last `receive`.
+    ///
+    /// # Errors
+    /// Too many requests that were wrong by themselves (400): the connection is over, as with `receive`.
+    pub fn refuse(&mut self, stream: StreamId, status: u16) -> Result<(), Violation> {
+        self.respond(stream, status, None, true);
+        self.reset(stream, Code::NO_ERROR);
+        let outcome = if status == 400 { self.watch.stream_error() } else { Ok(()) };
+        self.judge(outcome)
+    }
+
+    /// Looks after deadlines; called about once a second.
+    ///
+    /// # Errors
+    /// A peer that took too long with a header block: the connection is over, as with `receive`.
+    pub fn tick(&mut self, now: Instant) -> Result<(), Violation> {
+        self.stamp(now);
+        let over = |since_ms: u32, limit_ms: u64| u64::from(self.now_ms.wrapping_sub(since_ms)) > limit_ms;
+        let limit_ms = limits::HEADER_BLOCK_DEADLINE_MS;
+        if self.head_since_ms.is_some_and(|since_ms| over(since_ms, limit_ms)) {
+            return self.judge(Err(Violation::SlowHeaders { limit_ms }));
+        }
+        // Whoever is asked to leave and doesn't answer gets no further streams for it.
+        if let Leaving::Announced { since_ms } = self.leaving
+            && over(since_ms, limits::PING_ANSWER_DEADLINE_MS)
+        {
+            self.leave();
+        }
+        Ok(())
+    }
+
+    /// A violation ends the connection: GOAWAY, and nothing is read any more.
+    pub(super) fn judge(&mut self, outcome: Result<(), Violation>) -> Result<(), Violation> {
+        if let Some(violation) = self.violation {
+            return Err(violation);
+        }
+        if let Err(violation) = outcome {
+            self.violation = Some(violation);
+            self.abort(violation.code());
+            self.block = None;
+            self.partial = Vec::new();
+        }
+        outcome
+    }
+
+    /// Says which stream was the last one.
+    pub(super) fn leave(&mut self) {
+        self.leaving = Leaving::Final(self.highest);
+        frame::goaway(&mut self.output, self.highest, Code::NO_ERROR);
     }
 
     fn new_block(&mut self) -> Vec<u8> {
@@ -346,7 +403,7 @@ impl Connection {
             self.leaving = Leaving::Final(0);
             frame::goaway(&mut self.output, 0, Code::NO_ERROR);
         } else {
-            self.leaving = Leaving::Announced;
+            self.leaving = Leaving::Announced { since_ms: self.now_ms };
             frame::goaway(&mut self.output, frame::LARGEST, Code::NO_ERROR);
             frame::ping(&mut self.output, 0, DRAIN_PING);
         }
@@ -375,7 +432,7 @@ impl Connection {
 
     /// Whether our GOAWAY is announced but not final: streams opened before the peer knew are still taken.
     pub fn takes_late_streams(&self) -> bool {
-        self.leaving == Leaving::Announced && !self.peer_leaving
+        matches!(self.leaving, Leaving::Announced { .. }) && !self.peer_leaving
     }
 
     /// Whether the peer's SETTINGS have arrived.

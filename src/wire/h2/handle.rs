@@ -173,6 +173,7 @@ impl Connection {
         block: &[u8],
         events: &mut Vec<Event>,
     ) -> Result<(), Violation> {
+        self.head_since_ms = None;
         let limit = limits::HEADER_BLOCK_BYTES;
         if block.len() > limit {
             return Err(Violation::HeaderBlock { limit });
@@ -198,7 +199,11 @@ impl Connection {
 
     fn decode(&mut self, block: &[u8], sink: impl FnMut(&[u8], &[u8])) -> Result<List, Violation> {
         let limit = usize::try_from(self.settings.header_list_bytes).unwrap_or(usize::MAX);
-        self.decoder.decode(block, limit, sink).map_err(Violation::Compression)
+        let list = self.decoder.decode(block, limit, sink).map_err(Violation::Compression)?;
+        if list == List::TooLarge {
+            self.watch.large_list()?;
+        }
+        Ok(list)
     }
 
     fn on_request(
@@ -390,9 +395,8 @@ impl Connection {
         if !header.has(flag::ACK) {
             self.reply(Header::BYTES + 8)?;
             frame::ping(&mut self.output, flag::ACK, *opaque);
-        } else if *opaque == DRAIN_PING && self.leaving == Leaving::Announced {
-            self.leaving = Leaving::Final(self.highest);
-            frame::goaway(&mut self.output, self.highest, Code::NO_ERROR);
+        } else if *opaque == DRAIN_PING && matches!(self.leaving, Leaving::Announced { .. }) {
+            self.leave();
         } else if *opaque == PING && self.pings > 0 {
             self.pings -= 1;
             events.push(Event::Pong);

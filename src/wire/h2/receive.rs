@@ -68,14 +68,8 @@ impl Connection {
             return Err(violation);
         }
         self.stamp(now);
-        let result = self.read(bytes, events);
-        if let Err(violation) = result {
-            self.violation = Some(violation);
-            self.abort(violation.code());
-            self.block = None;
-            self.partial = Vec::new();
-        }
-        result
+        let outcome = self.read(bytes, events);
+        self.judge(outcome)
     }
 
     fn read(&mut self, bytes: &[u8], events: &mut Vec<Event>) -> Result<(), Violation> {
@@ -154,6 +148,7 @@ impl Connection {
             kind::PUSH_PROMISE => return Err(Violation::Push),
             kind::HEADERS | kind::CONTINUATION => {
                 self.admit_headers(header)?;
+                self.head_since_ms.get_or_insert(self.now_ms);
                 Reading::Payload(header)
             }
             kind::PRIORITY

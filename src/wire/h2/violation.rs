@@ -40,12 +40,16 @@ pub enum Violation {
     HeaderBlock { limit: usize },
     #[error("more than {limit} CONTINUATION frames in a header block")]
     Continuations { limit: u32 },
+    #[error("a header block takes longer than {limit_ms} ms")]
+    SlowHeaders { limit_ms: u64 },
     #[error("more than {limit} streams reset in a second")]
     Resets { limit: u32 },
     #[error("more than {limit} streams opened and reset before their answer in a second")]
     UnansweredResets { limit: u32 },
     #[error("more than {limit} streams refused or malformed in a second")]
     StreamErrors { limit: u32 },
+    #[error("more than {limit} header lists beyond the limit in a second")]
+    LargeLists { limit: u32 },
     #[error("more than {limit} frames without a purpose in a second")]
     Overhead { limit: u32 },
     #[error("more than {limit} empty DATA frames in a row")]
@@ -77,9 +81,11 @@ impl Violation {
             }
             Self::HeaderBlock { .. }
             | Self::Continuations { .. }
+            | Self::SlowHeaders { .. }
             | Self::Resets { .. }
             | Self::UnansweredResets { .. }
             | Self::StreamErrors { .. }
+            | Self::LargeLists { .. }
             | Self::Overhead { .. }
             | Self::EmptyData { .. }
             | Self::WindowUpdates

@@ -96,6 +96,73 @@ fn refused_and_malformed_streams_are_counted() {
 }
 
 #[test]
+fn requests_that_are_wrong_by_themselves_are_counted_and_others_are_not() {
+    let limit = limits::STREAM_ERRORS_A_SECOND;
+    for (status, allowed) in [(400, limit), (401, limit * 3), (503, limit * 3)] {
+        let mut server = End::server();
+        let mut refused = 0;
+        while refused < limit * 3 {
+            let stream = refused * 2 + 1;
+            server.request(stream);
+            let outcome = server.connection.refuse(StreamId(stream), status);
+            // The answer, and that nothing more is wanted.
+            assert_eq!(server.sent_kinds().get(..2), Some(&[1, 3][..]));
+            if outcome.is_err() {
+                assert_eq!(outcome, Err(Violation::StreamErrors { limit }));
+                break;
+            }
+            refused += 1;
+        }
+        assert_eq!(refused, allowed, "{status}");
+        assert_eq!(server.feed(&[]).is_err(), status == 400);
+    }
+}
+
+#[test]
+fn a_header_block_has_its_time() {
+    let limit_ms = limits::HEADER_BLOCK_DEADLINE_MS;
+    let begun = [frame(1, 0, 1, &[])[..].to_vec(), connect(1, false)[..20].to_vec()];
+    for (turn, begun) in begun.into_iter().enumerate() {
+        let mut server = End::server();
+        server.feed(&begun).unwrap();
+        server.later(limit_ms / 2);
+        // Something comes all the time.
+        server
+            .feed(&if turn == 0 { frame(9, 0, 1, &[]) } else { connect(1, false)[20..22].to_vec() })
+            .unwrap();
+        server.later(limit_ms / 2);
+        server.connection.tick(server.now).unwrap();
+        server.later(1);
+        assert_eq!(server.connection.tick(server.now), Err(Violation::SlowHeaders { limit_ms }));
+        assert_eq!(server.sent().pop().unwrap().1[4..], [0, 0, 0, 11]);
+        assert!(server.feed(&[0]).is_err());
+    }
+    // One that is whole in time has all of it again for the next.
+    let mut server = End::server();
+    for stream in [1, 3, 5] {
+        server.feed(&connect(stream, false)[..12]).unwrap();
+        server.later(limit_ms * 2 / 3);
+        server.connection.tick(server.now).unwrap();
+        server.feed(&connect(stream, false)[12..]).unwrap();
+    }
+}
+
+#[test]
+fn a_peer_that_does_not_answer_the_goodbye_opens_nothing_more_after_a_while() {
+    let mut server = End::server();
+    server.connection.goaway();
+    server.later(limits::PING_ANSWER_DEADLINE_MS);
+    server.connection.tick(server.now).unwrap();
+    assert!(server.connection.takes_late_streams());
+    server.request(1);
+    server.later(1);
+    server.connection.tick(server.now).unwrap();
+    assert!(!server.connection.takes_late_streams());
+    server.feed(&connect(3, false)).unwrap();
+    assert_eq!((server.take(), server.connection.active_streams()), (vec![], 1));
+}
+
+#[test]
 fn frames_without_a_purpose_are_counted_by_the_second() {
     let limit = limits::OVERHEAD_FRAMES_A_SECOND;
     let floods = [
@@ -221,6 +288,14 @@ fn a_list_too_large_costs_its_stream_and_little_time() {
     fields.extend_from_slice(&[0x80 | 62; 12_000]);
     server.feed(&frame(1, 4, 1, &fields)).unwrap();
     assert_eq!(server.sent_resets(), [(1, 11)]);
+}
+
+#[test]
+fn lists_too_large_are_counted() {
+    let limit = limits::LARGE_LISTS_A_SECOND;
+    let named = [0x80 | 16; 16_000];
+    let end = flood(&mut End::server(), limit * 2, |turn| frame(1, 4, turn * 2 + 1, &named));
+    assert_eq!(end, Some((Violation::LargeLists { limit }, limit)));
 }
 
 #[test]
