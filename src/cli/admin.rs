@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn the_option_goes_first_then_a_socket_that_is_there_then_the_configured_port() {
         let socket = ("RINGWAY_ADMIN_SOCKET", "/tmp/a.sock");
-        let moved = ("PROXY_CONFIG", "proxyAdminPort: 15999");
+        let moved = ("PROXY_CONFIG", "{proxyAdminPort: 15999, proxyMetadata: {}}");
         for (given, environment, there, expected) in [
             (Some("/x.sock"), &[socket][..], true, "/x.sock"),
             (Some("localhost:1"), &[socket], true, "localhost:1"),

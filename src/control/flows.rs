@@ -241,6 +241,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_slow_follower_hears_how_many_it_lost_and_gets_the_rest() {
+        let shards = Shards::start(1, |_| Default::default());
+        let (desk, _close) = desk(&shards);
+        let (pieces, body) = Body::pieces();
+        let filter = Filter::parse(|name| (name == "verdict").then(|| "denied".to_owned())).unwrap();
+        let reader = Reader { shards: shards.mailboxes.clone(), next: vec![1] };
+        let place = desk.places.clone().acquire_owned().await.unwrap();
+        let follower = Follower { reader, filter, pods: Pods::default(), pieces, _place: place };
+        let running = tokio::spawn(follower.run());
+        let mut body = body;
+        let piece = body.frame().await.unwrap().unwrap().into_data().unwrap();
+        let text = String::from_utf8(piece.to_vec()).unwrap();
+        let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!((lines.len(), &lines[0]), (2, &json!({"lost": 3})));
+        assert_eq!(lines[1]["verdict"], "denied");
+        // It leaves when its client does.
+        drop(body);
+        running.await.unwrap();
+        assert_eq!(desk.places.available_permits(), FLOW_FOLLOWERS);
+    }
+
+    #[tokio::test]
     async fn what_a_reader_was_too_slow_for_is_counted() {
         let shards = Shards::start(2, |_| Default::default());
         let mut reader = Reader { shards: shards.mailboxes.clone(), next: vec![1, 7] };
