@@ -1,6 +1,8 @@
 //! A peer with a certificate of the mesh does what HTTP/2 and TLS let it do to a server. What it costs has a bound: a
 //! proxy's memory and its other clients' waits stay in the order of what they were; the peer is cut off, and counted.
 
+#![expect(clippy::print_stderr, reason = "the report is for whoever reads the log")]
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -2,6 +2,8 @@
 //! control plane, CNI agents and proxies are replaced. Afterwards everything is back where it was, and not one byte
 //! was wrong. RINGWAY_SOAK_SEED repeats a run's choices.
 
+#![expect(clippy::print_stderr, reason = "the report is for whoever reads the log")]
+
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::SocketAddr;
