@@ -1,6 +1,7 @@
 //! Layer 5: the only types that cross threads.
 
 pub mod absent;
+pub mod counts;
 pub mod hosts;
 pub mod identities;
 pub mod lines;
@@ -9,4 +10,3 @@ pub mod order;
 pub mod published;
 pub mod report;
 pub mod settings;
-pub mod tally;

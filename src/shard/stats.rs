@@ -9,10 +9,10 @@ use slab::Slab;
 
 use crate::base::limits;
 use crate::base::text::Text;
+use crate::bridge::counts::{Engine, TIMING_BUCKETS_NS, Timing, Timings};
 use crate::bridge::report::{
     ConnectionCounts, DNS_BUCKETS_S, DnsCounts, DnsLabels, Said, ShardStats, VerdictCount,
 };
-use crate::bridge::tally::{Engine, TIMING_BUCKETS_NS, Timing, Timings};
 use crate::mesh::labels::{Flag, LabelSet, Labels, Party, Reporter};
 use crate::mesh::policy::Policy;
 use crate::shard::ready::give_way;
@@ -130,8 +130,9 @@ pub fn bump(counter: &Cell<u64>) {
 pub struct Stats {
     sets: RefCell<Sets>,
     on_demand_dns: RefCell<HashMap<(Party, Text), u64, foldhash::fast::RandomState>>,
-    sockets_source: Cell<u64>,
-    sockets_destination: Cell<u64>,
+    /// None until the first, as in the reference.
+    sockets_source: Cell<Option<u64>>,
+    sockets_destination: Cell<Option<u64>>,
     /// By namespace and name of the policy.
     verdicts: RefCell<HashMap<(Text, Text, Said), u64, foldhash::fast::RandomState>>,
     dns: RefCell<HashMap<DnsLabels, Rc<DnsCounters>, foldhash::fast::RandomState>>,
@@ -230,11 +231,12 @@ impl Stats {
     /// Counts an accepted socket of one side until the guard is dropped.
     pub fn socket(pod: &Rc<PodSockets>, reporter: Reporter) -> OpenSocket {
         bump(&pod.open);
-        bump(pod.stats.gauge(reporter));
+        let gauge = pod.stats.gauge(reporter);
+        gauge.set(Some(gauge.get().unwrap_or_default() + 1));
         OpenSocket { pod: pod.clone(), reporter }
     }
 
-    fn gauge(&self, reporter: Reporter) -> &Cell<u64> {
+    fn gauge(&self, reporter: Reporter) -> &Cell<Option<u64>> {
         match reporter {
             Reporter::Source => &self.sockets_source,
             Reporter::Destination => &self.sockets_destination,
@@ -285,10 +287,10 @@ impl Stats {
             verdicts: verdicts.collect(),
             dns: self.dns.borrow().iter().map(|(labels, counters)| counters.counts(labels)).collect(),
             on_demand_dns: on_demand_dns.collect(),
-            sockets_open: vec![
-                (Reporter::Source, self.sockets_source.get()),
-                (Reporter::Destination, self.sockets_destination.get()),
-            ],
+            sockets_open: [Reporter::Source, Reporter::Destination]
+                .into_iter()
+                .filter_map(|reporter| Some((reporter, self.gauge(reporter).get()?)))
+                .collect(),
             crl_rejections: vec![
                 (Reporter::Source, self.crl_rejections_source.get()),
                 (Reporter::Destination, self.crl_rejections_destination.get()),
@@ -324,9 +326,9 @@ pub struct OpenSocket {
 
 impl Drop for OpenSocket {
     fn drop(&mut self) {
-        for gauge in [self.pod.stats.gauge(self.reporter), &self.pod.open] {
-            gauge.set(gauge.get().saturating_sub(1));
-        }
+        let gauge = self.pod.stats.gauge(self.reporter);
+        gauge.set(gauge.get().map(|open| open.saturating_sub(1)));
+        self.pod.open.set(self.pod.open.get().saturating_sub(1));
     }
 }
 
