@@ -1,6 +1,7 @@
 //! Layer 5: the only types that cross threads.
 
 pub mod absent;
+pub mod counts;
 pub mod flow;
 pub mod hosts;
 pub mod identities;
@@ -10,4 +11,3 @@ pub mod order;
 pub mod published;
 pub mod report;
 pub mod settings;
-pub mod tally;

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 
 use crate::base::text::Text;
+use crate::bridge::counts::{Engine, Holding, Timing, Timings, Work};
 use crate::bridge::flow::LiveDetail;
-use crate::bridge::tally::{Engine, Holding, Timing, Timings, Work};
 use crate::mesh::identity::Identity;
 use crate::mesh::labels::{Flag, LabelSet, Party, Reporter};
 

@@ -21,6 +21,10 @@ use crate::wire::profile::{Builder, HeapDump, Place};
 /// The signal and its handler are the process's.
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 
+/// The allocator's own functions, and those between it and who asks for memory.
+const ALLOCATORS: &str = "_rjem_.*|__rustc::.*|__rust_.*|.*GlobalAlloc.*|alloc|alloc_zeroed|realloc|\
+    alloc::alloc::.*|.*alloc::raw_vec::.*|.*RawVec.*|alloc_impl.*|exchange_malloc.*";
+
 /// `/debug/pprof/profile`: the stacks of all threads while they use the CPU.
 pub(super) async fn cpu(query: &str) -> Reply {
     let Some(seconds) = number(query, "seconds", PROFILE_DEFAULT_S, PROFILE_MOST_S) else {
@@ -122,8 +126,10 @@ fn cpu_profile(duration: Duration, hertz: u64, given_up: &Receiver<()>) -> Resul
     for (stack, samples) in &report.data {
         let name = stack.thread_name.get(..stack.thread_name_length).unwrap_or_default();
         let samples = i64::try_from(*samples).unwrap_or_default();
+        let addresses = stack.frames.iter().map(|frame| frame.ip as u64).enumerate();
         profile.add(
-            stack.frames.iter().map(|frame| frame.ip as u64),
+            // All but the first are what calls return to.
+            addresses.map(|(depth, address)| if depth == 0 { address } else { address.saturating_sub(1) }),
             &[samples, samples.saturating_mul(nanoseconds)],
             Some(&String::from_utf8_lossy(name)),
         );
@@ -137,9 +143,10 @@ fn heap_profile() -> Result<Vec<u8>, String> {
     let period = i64::try_from(dump.period_bytes).unwrap_or(i64::MAX);
     let measures = [("inuse_objects", "count"), ("inuse_space", "bytes")];
     let mut profile = Builder::new(&measures, (("space", "bytes"), period), places_of);
-    profile.leave_out("_rjem_.*");
+    profile.leave_out(ALLOCATORS);
     for stack in &dump.stacks {
-        profile.add(stack.addresses.iter().copied(), &stack.estimate(dump.period_bytes), None);
+        let addresses = stack.addresses.iter().map(|address| address.saturating_sub(1));
+        profile.add(addresses, &stack.estimate(dump.period_bytes), None);
     }
     Ok(finish(profile))
 }
@@ -155,7 +162,9 @@ fn finish(profile: Builder<impl FnMut(u64) -> Vec<Place>>) -> Vec<u8> {
 fn places_of(address: u64) -> Vec<Place> {
     let mut places = Vec::new();
     let Ok(address) = usize::try_from(address) else { return places };
-    backtrace::resolve(std::ptr::without_provenance_mut(address), |symbol| {
+    // It is taken for what a call returns to, and so looked for one before.
+    let after = std::ptr::without_provenance_mut(address.saturating_add(1));
+    backtrace::resolve(after, |symbol| {
         let name = symbol.name().map(|name| format!("{name:#}"));
         places.push(Place {
             function: name.unwrap_or_else(|| format!("{address:#x}")),

@@ -12,8 +12,8 @@ use monoio::net::TcpListener;
 
 use crate::base::limits;
 use crate::base::net::Source;
+use crate::bridge::counts::Holding;
 use crate::bridge::order::{Pod, PodKind};
-use crate::bridge::tally::Holding;
 use crate::mesh::labels::Reporter;
 use crate::shard::Shard;
 use crate::shard::dns::PodDns;

@@ -101,6 +101,7 @@ impl<T: Carries> Pool<T> {
             bump(&self.stats.engine.pool_hits);
             return Ok(reservation);
         }
+        bump(&self.stats.engine.pool_misses);
         let waiter = Rc::new(Waiter { signal: Signal::default(), outcome: RefCell::default() });
         slot.waiters.borrow_mut().push(waiter.clone());
         let _leaving = Leaving { slot: &slot, waiter: &waiter };

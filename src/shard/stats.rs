@@ -9,10 +9,10 @@ use slab::Slab;
 
 use crate::base::limits;
 use crate::base::text::Text;
+use crate::bridge::counts::{Engine, TIMING_BUCKETS_NS, Timing, Timings};
 use crate::bridge::report::{
     ConnectionCounts, DNS_BUCKETS_S, DnsCounts, DnsLabels, Said, ShardStats, VerdictCount,
 };
-use crate::bridge::tally::{Engine, TIMING_BUCKETS_NS, Timing, Timings};
 use crate::mesh::labels::{Flag, LabelSet, Labels, Party, Reporter};
 use crate::mesh::policy::Policy;
 use crate::shard::ready::give_way;

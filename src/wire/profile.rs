@@ -8,7 +8,7 @@ use prost::Message;
 
 use crate::wire::pb::profile::{Function, Label, Line, Location, Mapping, Profile, Sample, ValueType};
 
-/// Where a program's address stands in its source. Of inlined functions the innermost comes first.
+/// A function that an address is in, as the source has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Place {
     pub function: String,
@@ -30,7 +30,7 @@ pub struct Builder<F> {
 
 impl<F: FnMut(u64) -> Vec<Place>> Builder<F> {
     /// `measures`: what the values of each stack are; the last one is shown first. `period`: between two samples.
-    /// `places_of` is asked once for each address.
+    /// `places_of` is asked once for each address; of inlined functions the innermost comes first.
     pub fn new(measures: &[Measure], period: (Measure, i64), places_of: F) -> Self {
         let mut builder = Self {
             profile: Profile::default(),
@@ -73,7 +73,8 @@ impl<F: FnMut(u64) -> Vec<Place>> Builder<F> {
         self.profile.drop_frames = self.text(pattern);
     }
 
-    /// One stack, the innermost address first, with a value for each measure.
+    /// One stack, the innermost address first, with a value for each measure. Addresses are within the instruction that
+    /// is carried out or has called, so one less than what a call returns to.
     pub fn add(&mut self, addresses: impl IntoIterator<Item = u64>, values: &[i64], thread: Option<&str>) {
         let location_id = addresses.into_iter().map(|address| self.location(address)).collect();
         let label = thread.map(|thread| Label { key: self.text("thread"), str: self.text(thread) });
@@ -107,7 +108,8 @@ impl<F: FnMut(u64) -> Vec<Place>> Builder<F> {
             return *id;
         }
         let id = next(self.profile.function.len());
-        self.profile.function.push(Function { id, name, system_name: name, filename });
+        // Without a system name, pprof takes the name as it is and doesn't cut what stands in angle brackets.
+        self.profile.function.push(Function { id, name, filename });
         self.functions.insert((name, filename), id);
         id
     }

@@ -103,7 +103,7 @@ impl MetricsServer {
             // Where that is refused it still works, only less modestly.
             let _ = proc::be_nice(limits::SCRAPE_NICE);
             scrape.send(encoder, writer);
-            scrape.drop_idle(&idle, &shards);
+            scrape.drop_idle(&idle, &shards, Instant::now());
             drop(place);
         })?;
         let body = match reader.begin().await.map_err(io::Error::other)? {
@@ -162,11 +162,11 @@ impl Scrape {
     }
 
     /// What is dropped is dropped everywhere, so nothing is while a shard doesn't answer.
-    fn drop_idle(&self, idle: &Mutex<Idle>, shards: &[Mailbox<Order>]) {
+    fn drop_idle(&self, idle: &Mutex<Idle>, shards: &[Mailbox<Order>], now: Instant) {
         if self.stats.len() < shards.len() {
             return;
         }
-        let due = idle.lock().unwrap_or_else(PoisonError::into_inner).look(&self.stats, Instant::now());
+        let due = idle.lock().unwrap_or_else(PoisonError::into_inner).look(&self.stats, now);
         for (shard, due) in shards.iter().zip(due).filter(|(_, due)| !due.is_empty()) {
             // A full mailbox is a shard that stands still: it keeps what it has.
             let _ = shard.post(Order::Forget(due));

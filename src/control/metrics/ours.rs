@@ -7,9 +7,9 @@ use super::Scrape;
 use super::family::{Family, Kind, Page, counter, gauge};
 use super::reference::recorded;
 use crate::base::limits;
+use crate::bridge::counts::{Engine, Holding, Known, TIMING_BUCKETS_NS, Timing, Timings};
 use crate::bridge::identities::Standing;
 use crate::bridge::report::{Said, ShardStats};
-use crate::bridge::tally::{Engine, Holding, Known, TIMING_BUCKETS_NS, Timing, Timings};
 use crate::control::recorder::Sample;
 
 const EVENT_LOOP: Family =

@@ -4,10 +4,10 @@ use super::*;
 use std::io::Read;
 
 use crate::base::text::Text;
+use crate::bridge::counts::Timing;
 use crate::bridge::identities::Standing;
 use crate::bridge::order::PodInfo;
 use crate::bridge::report::{ConnectionCounts, DnsCounts, DnsLabels, Said, VerdictCount};
-use crate::bridge::tally::Timing;
 use crate::control::http::Server;
 use crate::control::http::test::{ask, exchange};
 use crate::control::session::PodView;
@@ -121,9 +121,13 @@ fn sources() -> Sources {
     }
 }
 
-fn written(sources: Sources, stats: Vec<ShardStats>) -> String {
+fn scrape(sources: Sources, stats: Vec<ShardStats>) -> Scrape {
     let control = Tasks { queued: 0, tasks: 10 };
-    let scrape = Scrape { sources: Arc::new(sources), shards: stats.len(), stats, control };
+    Scrape { sources: Arc::new(sources), shards: stats.len(), stats, control }
+}
+
+fn written(sources: Sources, stats: Vec<ShardStats>) -> String {
+    let scrape = scrape(sources, stats);
     let mut page = String::new();
     assert!(scrape.write(&mut |text| {
         page.push_str(text);
@@ -437,4 +441,26 @@ async fn a_reader_that_stops_keeps_no_other_from_its_page() {
     }
     let page = exchange(address, b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").await;
     assert!(page.ends_with("0\r\n\r\n"));
+}
+
+#[test]
+fn label_sets_that_have_been_idle_are_forgotten_by_every_shard_and_by_none_while_one_is_silent() {
+    let (posts, letters): (Vec<_>, Vec<_>) =
+        (0..2).map(|_| crate::bridge::mailbox::mailbox::<Order>(10).unwrap()).unzip();
+    let idle = Mutex::new(Idle::default());
+    let start = Instant::now();
+    let later = start + Duration::from_millis(limits::LABEL_SET_IDLE_MS);
+    let ordered = || letters.iter().filter_map(|letters| letters.take()).collect::<Vec<_>>();
+    let both = scrape(sources(), vec![stats(0), stats(1)]);
+    both.drop_idle(&idle, &posts, start);
+    scrape(sources(), vec![stats(0)]).drop_idle(&idle, &posts, later);
+    assert!(ordered().is_empty());
+    both.drop_idle(&idle, &posts, later);
+    let orders = ordered();
+    assert_eq!(orders.len(), 2);
+    for order in orders {
+        let Order::Forget(told) = order else { panic!("another order") };
+        // The other set has two connections that haven't ended.
+        assert_eq!(told, [stats(0).connections[0].clone()]);
+    }
 }

@@ -304,8 +304,9 @@ fn profiles_of_the_cpu_and_the_heap_are_read_by_gos_pprof() {
         std::fs::write(&cpu, profile).unwrap();
     });
     let (top, threads) = (pprof(&cpu, "-top"), pprof(&cpu, "-tags"));
-    assert!(top.contains("Type: cpu") && top.contains("ringway::shard::"), "{top}");
-    assert!(threads.contains("shard-0"), "{threads}");
+    assert!(top.contains("Type: cpu") && top.contains("ringway::"), "{top}");
+    // Whichever of them the pod's connections came to.
+    assert!(threads.contains(": shard-"), "{threads}");
     let heap = directory.path().join("heap");
     std::fs::write(&heap, curl(&world, &[&admin("heap")])).unwrap();
     let top = pprof(&heap, "-top");

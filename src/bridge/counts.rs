@@ -11,7 +11,7 @@ pub struct Known {
     pub label: Option<(&'static str, &'static str)>,
 }
 
-macro_rules! tally {
+macro_rules! counts {
     (
         $(#[$about:meta])* $of:ident:
         $($field:ident = $name:literal $({ $key:literal: $value:literal })?, $help:literal;)*
@@ -43,13 +43,14 @@ macro_rules! tally {
     };
 }
 
-tally! {
+counts! {
     /// Counters of one shard.
     Engine:
     accept_pauses = "ringway_accept_pauses", "Pauses of a listener for want of descriptors or memory.";
     tls_handshakes = "ringway_tls_handshakes", "TLS handshakes completed, both roles.";
     tls_handshake_failures = "ringway_tls_handshake_failures", "TLS handshakes failed, both roles.";
     pool_hits = "ringway_pool_hits", "Connections carried by a tunnel that was up already.";
+    pool_misses = "ringway_pool_misses", "Connections that waited for a tunnel to come up.";
     pool_dials = "ringway_pool_dials", "Tunnels dialled.";
     tunnels_cut_off = "ringway_tunnels_cut_off", "Tunnels closed because the peer broke HTTP/2 or a bound.";
     tunnels_surplus = "ringway_tunnels_surplus",
@@ -76,7 +77,7 @@ tally! {
         "Access-log lines of connections that ended well, left out by RINGWAY_ACCESS_LOG_SAMPLING.";
 }
 
-tally! {
+counts! {
     /// How long what connections wait for takes: histograms.
     Timings:
     setup_outbound = "ringway_connection_setup_seconds" { "direction": "outbound" },
@@ -96,7 +97,7 @@ tally! {
         "How late a shard's timer of one second fired: a sample of how long the loop is busy in one go.";
 }
 
-tally! {
+counts! {
     /// What one shard holds right now: gauges.
     Holding:
     label_sets = "ringway_label_sets", "Label sets of connections that are counted.";
