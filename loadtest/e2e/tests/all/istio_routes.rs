@@ -1,6 +1,6 @@
 //! Every way that a connection goes in a mesh that a real istiod tells: services of all kinds, entries for what lies
-//! outside, waypoints by label, and another network. Each is one echo through real proxies, judged by who answered, whom
-//! they saw, and what access log and metrics say. The objects are in loadtest/peer/istiod.
+//! outside, waypoints by label, and another network. Each is one echo through real proxies, judged by who answered,
+//! whom they saw, and what access log and metrics say. The objects are in loadtest/peer/istiod.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
