@@ -368,8 +368,8 @@ pub const REVOCATION_SURVEY_MS: u64 = 60_000;
 // mesh: choices among endpoints, and the second try
 /// Endpoints of one shard that are left out for a while: past this many it isn't the endpoints that fail.
 pub const EJECTED_ENDPOINTS: usize = 1_024;
-/// Draws from a service's table of endpoints before the service is looked through after all: more fail only where most endpoints can't
-/// serve the port or are left out.
+/// Draws from a service's table of endpoints before the service is looked through after all: more fail only where most
+/// endpoints can't serve the port or are left out.
 pub const TABLE_DRAWS: usize = 8;
 /// No further endpoint is tried for a connection that has waited this long: one dial that nobody answers takes 10 s.
 pub const RETRY_WINDOW_MS: u64 = 15_000;

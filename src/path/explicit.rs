@@ -65,8 +65,8 @@ pub(super) async fn join(there: There, world: &Rc<PodWorld>, app: Held, success:
     }
 }
 
-/// The addresses of a name, of the mesh first: the best, and the others. Those of a family that the pod has go first, and
-/// of these the family by which the client calls, as in the reference.
+/// The addresses of a name, of the mesh first: the best, and the others. Those of a family that the pod has go first,
+/// and of these the family by which the client calls, as in the reference.
 async fn resolve(
     world: &Rc<PodWorld>,
     client: Source,
