@@ -87,7 +87,7 @@ mod tests {
     use std::net::UdpSocket;
 
     use super::*;
-    use crate::sys::testing::wait_readable;
+    use crate::sys::testing::{in_child, wait_readable};
 
     fn plan() -> ListenerPlan {
         ListenerPlan {
@@ -118,11 +118,21 @@ mod tests {
         let mut into = [0; 10];
         assert_eq!(receive(asker.as_fd(), &mut into).unwrap(), 4);
         assert_eq!(receive(asker.as_fd(), &mut into).unwrap_err().kind(), io::ErrorKind::WouldBlock);
-        drop(bound);
-        send_datagram(&asker, b"?").unwrap();
-        wait_readable(asker.as_fd());
-        let refused = receive(asker.as_fd(), &mut into).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+    }
+
+    #[test]
+    fn nobody_at_the_port_is_an_error_at_the_next_look() {
+        // Other tests fork, and a child that holds the port keeps it open.
+        in_child("sys::udp::tests::nobody_at_the_port_is_an_error_at_the_next_look", || {
+            let bound = bind(&plan()).unwrap().fd;
+            let at = UdpSocket::from(bound.try_clone().unwrap()).local_addr().unwrap();
+            let asker = connect(blank(at).unwrap(), at, None).unwrap();
+            drop(bound);
+            send_datagram(&asker, b"?").unwrap();
+            wait_readable(asker.as_fd());
+            let refused = receive(asker.as_fd(), &mut [0; 10]).unwrap_err();
+            assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        });
     }
 
     #[test]
