@@ -60,6 +60,15 @@ def check_build(recipe):
         yield f"its Rust {given} is older than {wanted}"
 
 
+def check_version(recipe):
+    """One version everywhere: Cargo's, the chart's, the image's."""
+    version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+    chart = yaml.safe_load((ROOT / "deploy/chart/Chart.yaml").read_text())
+    given = {rest.removeprefix("VERSION=") for word, rest in recipe if word == "ARG" and rest.startswith("VERSION=")}
+    if {chart["version"], chart["appVersion"], *given} != {version}:
+        yield f"Cargo.toml has version {version}, the chart {chart['version']} and {chart['appVersion']}, it {given}"
+
+
 def check_start(recipe):
     """It starts by the path that Istio's image has, with the arguments of the DaemonSet."""
     facts = {word: yaml.safe_load(rest) for word, rest in recipe if word in ("ENTRYPOINT", "CMD")}
@@ -72,7 +81,8 @@ def check_start(recipe):
 
 def main():
     recipe = list(instructions())
-    problems = [*check_sources(recipe), *check_build(recipe), *check_start(recipe)]
+    checks = check_sources, check_build, check_version, check_start
+    problems = [problem for check in checks for problem in check(recipe)]
     for problem in problems:
         print(f"deploy/image/Dockerfile: {problem}", file=sys.stderr)
     print(f"image: {len(recipe)} instructions, {len(problems)} problems")

@@ -26,8 +26,8 @@ file 644 deploy/systemd/ringway.service lib/systemd/system/ringway.service
 file 644 deploy/systemd/ringway-redirect.service lib/systemd/system/ringway-redirect.service
 file 644 deploy/systemd/redirect.nft usr/share/ringway/redirect.nft
 file 644 deploy/systemd/ringway.env usr/share/doc/ringway/examples/ringway.env
-for page in deploy/docs/configuration.md deploy/docs/virtual-machines.md deploy/docs/troubleshooting.md; do
-    file 644 "$page" "usr/share/doc/ringway/$(basename "$page")"
+(cd deploy/docs && find . -name '*.md') | while read -r page; do
+    file 644 "deploy/docs/$page" "usr/share/doc/ringway/$page"
 done
 file 644 deploy/debian/copyright usr/share/doc/ringway/copyright
 file 644 deploy/debian/lintian-overrides usr/share/lintian/overrides/ringway

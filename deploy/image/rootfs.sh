@@ -16,6 +16,11 @@ ldd "$binary" | grep -o '/[^ ]*' | sort -u | while read -r library; do
     cp -L "$library" "$root$library"
 done
 
+# Their licenses want to be shipped along.
+for package in libc6 libgcc-s1; do
+    install -D -m 644 "/usr/share/doc/$package/copyright" "$root/usr/share/doc/$package/copyright"
+done
+
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 printf 'root:x:0:0::/:/sbin/nologin\n' >"$root/etc/passwd"
 printf 'root:x:0:\nringway:x:1337:\n' >"$root/etc/group"
