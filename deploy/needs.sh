@@ -69,6 +69,30 @@ build_istiod() {
     mv "$istiod.$$" "$istiod"
 }
 
+# Where the real istioctl of the tests is, and the API server that it asks: for the module's files as they are now.
+istioctl_directory() {
+    key=$(cd loadtest/peer/istioctl && for file in go.mod go.sum *.go; do
+        echo "$file" && cat "$file"
+    done | sha256sum | cut -c 1-16)
+    echo "$RINGWAY_CACHE/istioctl/$key"
+}
+
+# After istiod some minutes on two cores: the two have most packages in common, in the same versions.
+build_istioctl() {
+    [ -n "${ISTIOCTL_DIR:-}" ] && return 0
+    istioctl=$(istioctl_directory)
+    [ -x "$istioctl/istioctl" ] && return 0
+    need go golang-go
+    echo "building istioctl (Go)"
+    mkdir -p "$istioctl.$$"
+    (cd loadtest/peer/istioctl && export CGO_ENABLED=0 &&
+        build="nice go build -buildvcs=false -trimpath -p 2" &&
+        $build -ldflags='-s -w' -o "$istioctl.$$/kube-api" . &&
+        $build -ldflags='-s -w' -o "$istioctl.$$/istioctl" istio.io/istio/istioctl/cmd/istioctl) ||
+        fail "loadtest/peer/istioctl could not be built (or set ISTIOCTL_DIR)"
+    rm -rf "$istioctl" && mv "$istioctl.$$" "$istioctl"
+}
+
 # Where the jars of the tests' OkHttp client are, for the checksums as they are now.
 okhttp_jars() {
     echo "$RINGWAY_CACHE/okhttp/$(sha256sum <loadtest/peer/okhttp/jars.sha256 | cut -c 1-16)"

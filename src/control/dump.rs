@@ -67,7 +67,10 @@ fn workload_state(pod: &PodView, live: &[LiveConnection]) -> Value {
     }
     let of = |inbound| {
         let of_pod = live.iter().filter(|live| live.pod == pod.uid && live.inbound == inbound);
-        of_pod.map(connection).collect::<Value>()
+        let mut of_pod: Vec<_> = of_pod.collect();
+        // Shards answer in any order; what is looked at twice should look the same.
+        of_pod.sort_unstable_by_key(|live| (live.src, live.actual_dst, live.original_dst.as_deref()));
+        of_pod.into_iter().map(connection).collect::<Value>()
     };
     json!({"state": "Up", "info": info, "connections": {"inbound": of(true), "outbound": of(false)}})
 }

@@ -98,6 +98,9 @@ fn pods_are_shown_with_their_own_connections_only() {
         "state": "Up",
     });
     assert_eq!(workload_state(&pod, &live), expected);
+    let earlier = LiveConnection { src: "10.99.1.10:80".parse().unwrap(), ..live[1].clone() };
+    let sorted = workload_state(&pod, &[live[1].clone(), earlier]);
+    assert_eq!(sorted["connections"]["inbound"][0]["src"], "10.99.1.10:80");
     pod.up = false;
     let pending = workload_state(&pod, &live);
     assert_eq!(pending["state"], "Pending");

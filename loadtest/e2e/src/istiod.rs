@@ -180,19 +180,24 @@ fn command(
     command
 }
 
-/// ISTIOD_PEER_BIN, else where deploy/test.sh builds it.
 fn binary() -> PathBuf {
-    if let Some(path) = std::env::var_os("ISTIOD_PEER_BIN") {
+    built("ISTIOD_PEER_BIN", "istiod_binary", "build_istiod")
+}
+
+/// What this variable names, else what this function of deploy/needs.sh does; the other one builds it.
+#[track_caller]
+pub(crate) fn built(variable: &str, place: &str, build: &str) -> PathBuf {
+    if let Some(path) = std::env::var_os(variable) {
         return path.into();
     }
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut ask = Command::new("sh");
-    ask.args(["-c", ". deploy/needs.sh && istiod_binary"]).current_dir(checkout);
+    ask.args(["-c", &format!(". deploy/needs.sh && {place}")]).current_dir(checkout);
     let answer = ask.output().expect("running sh");
     let path = PathBuf::from(String::from_utf8_lossy(&answer.stdout).trim());
     assert!(
-        path.is_file(),
-        "istiod is missing ({}): `. deploy/needs.sh && build_istiod` builds it, as deploy/test.sh does {}",
+        path.exists(),
+        "{} is missing: `. deploy/needs.sh && {build}` builds it, as deploy/test.sh does {}",
         path.display(),
         String::from_utf8_lossy(&answer.stderr)
     );

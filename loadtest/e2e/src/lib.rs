@@ -18,6 +18,7 @@ pub mod hbone;
 pub mod hbone_server;
 pub mod http;
 pub mod istio_world;
+pub mod istioctl;
 pub mod istiod;
 pub mod lines;
 pub mod names;

@@ -27,6 +27,8 @@ mod hostile;
 mod istio;
 #[path = "all/istio_policy.rs"]
 mod istio_policy;
+#[path = "all/istioctl.rs"]
+mod istioctl;
 #[path = "all/istiod_peer.rs"]
 mod istiod_peer;
 #[path = "all/kernel.rs"]
