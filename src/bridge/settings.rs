@@ -82,6 +82,8 @@ pub struct Settings {
     /// `RINGWAY_LOAD_BALANCING=least-connections`.
     pub least_connections: bool,
     pub log_json: bool,
+    /// Of a million connections that end well, how many have an access line (`RINGWAY_ACCESS_LOG_SAMPLING`).
+    pub access_log_per_million: u32,
     /// How many shards carry the listeners of one pod (`RINGWAY_POD_SHARDS`).
     pub pod_shards: usize,
     pub shards: usize,

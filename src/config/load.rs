@@ -292,7 +292,12 @@ fn log_settings(reader: &mut Reader<'_>) -> LogSettings {
         reader.errors.push(ConfigError::Logs(error));
     }
     let format = if reader.word("LOG_FORMAT") { Format::Json } else { Format::Plain };
-    LogSettings { directives, format, policy_decisions: reader.word("AUTHZ_POLICY_INFO_LOGGING") }
+    LogSettings {
+        directives,
+        format,
+        access_per_million: reader.per_million("RINGWAY_ACCESS_LOG_SAMPLING"),
+        policy_decisions: reader.word("AUTHZ_POLICY_INFO_LOGGING"),
+    }
 }
 
 fn worker_threads(

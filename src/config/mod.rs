@@ -172,6 +172,8 @@ pub struct LogSettings {
     /// `RUST_LOG`.
     pub directives: Option<String>,
     pub format: Format,
+    /// `RINGWAY_ACCESS_LOG_SAMPLING`.
+    pub access_per_million: u32,
     /// `AUTHZ_POLICY_INFO_LOGGING`.
     pub policy_decisions: bool,
 }
@@ -352,6 +354,7 @@ impl Config {
             ejection: self.data.ejection,
             least_connections: self.data.load_balancing == LoadBalancing::LeastConnections,
             log_json: self.logs.format == Format::Json,
+            access_log_per_million: self.logs.access_per_million,
             pod_shards: self.data.pod_shards.unwrap_or(DEFAULT_POD_SHARDS).min(shards).max(1),
             shards,
         }

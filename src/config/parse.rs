@@ -23,6 +23,8 @@ pub enum Reason {
     Quantity,
     #[error("the percentage must be above 0 and at most 100")]
     Percentage,
+    #[error("must be from 0 to 100")]
+    Share,
     #[error("must be at least {0}")]
     Below(u64),
     #[error("must be at most {0}")]
@@ -139,6 +141,15 @@ fn whole(value: f64) -> Option<usize> {
     (value >= 0.0 && value <= MOST_CPUS as f64).then_some(value as usize)
 }
 
+/// A percentage from 0 to 100, in parts per million.
+pub fn per_million(value: &str) -> Result<u32, Reason> {
+    let percent: f64 = value.parse()?;
+    if !(0.0..=100.0).contains(&percent) {
+        return Err(Reason::Share);
+    }
+    whole((percent * 10_000.0).round()).and_then(|parts| u32::try_from(parts).ok()).ok_or(Reason::Share)
+}
+
 /// How many worker threads `ZTUNNEL_WORKER_THREADS` asks for.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Workers {
@@ -247,7 +258,7 @@ mod tests {
     proptest! {
         #[test]
         fn no_text_panics(text in any::<String>()) {
-            let _ = (duration(&text), cpus(&text), workers(&text), uri(&text), flag(&text));
+            let _ = (duration(&text), cpus(&text), workers(&text), uri(&text), flag(&text), per_million(&text));
         }
 
         #[test]
@@ -279,6 +290,18 @@ mod tests {
         }
         assert_eq!(cpus("0").unwrap_err().to_string(), "must be a positive CPU quantity");
         assert!(matches!(cpus("two"), Err(Reason::Fraction(_))));
+    }
+
+    #[test]
+    fn percentages_are_parts_per_million() {
+        for (text, expected) in
+            [("100", 1_000_000), ("0", 0), ("0.1", 1_000), ("12.5", 125_000), ("0.0001", 1)]
+        {
+            assert_eq!(per_million(text).unwrap(), expected, "{text}");
+        }
+        for text in ["", "100.1", "-1", "NaN", "10%", "inf"] {
+            assert!(per_million(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -134,6 +134,11 @@ impl<'a> Reader<'a> {
         self.maybe_number(name).unwrap_or_default()
     }
 
+    /// A percentage, in parts per million.
+    pub fn per_million(&mut self, name: &'static str) -> u32 {
+        self.parsed(name, parse::per_million).unwrap_or_default()
+    }
+
     pub fn workers(&mut self) -> Option<parse::Workers> {
         self.raw("ZTUNNEL_WORKER_THREADS")?;
         self.parsed("ZTUNNEL_WORKER_THREADS", parse::workers)

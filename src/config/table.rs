@@ -18,6 +18,8 @@ pub enum Kind {
     Number(u64, u64),
     Workers,
     Cpus,
+    /// From 0 to 100, with decimals.
+    Percentage,
     /// Path, PEM text or `SYSTEM`.
     RootCertificate,
     /// Path or the token itself.
@@ -43,6 +45,7 @@ impl fmt::Display for Kind {
             Self::Number(least, most) => return write!(f, "a whole number from {least} to {most}"),
             Self::Workers => "a whole number (0: as many as CPUs) or a percentage of the CPUs such as 50%",
             Self::Cpus => "a Kubernetes CPU quantity such as 2, 1.5 or 500m",
+            Self::Percentage => "a percentage from 0 to 100 such as 100, 10 or 0.1",
             Self::RootCertificate => "a path, PEM text or SYSTEM",
             Self::Token => "the path of a token file, or a token",
             Self::WorkloadName => "namespace/name/service-account",
@@ -347,6 +350,12 @@ pub const VARIABLES: &[Variable] = &[
         Kind::Word("true"),
         Is("false"),
         "Log policy decisions at level info instead of debug.",
+    ),
+    row(
+        "RINGWAY_ACCESS_LOG_SAMPLING",
+        Kind::Percentage,
+        Is("100"),
+        "Of the connections that end well, how many have a line in the access log. Failures and denials always have.",
     ),
     row(
         "RINGWAY_POD_SHARDS",

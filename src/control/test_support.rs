@@ -58,6 +58,7 @@ pub fn settings() -> Settings {
         ejection: Duration::from_secs(10),
         least_connections: false,
         log_json: false,
+        access_log_per_million: 1_000_000,
         pod_shards: 2,
         shards: 2,
     }

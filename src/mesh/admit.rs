@@ -86,6 +86,17 @@ impl Ground {
     }
 }
 
+impl Denial {
+    /// Why, in one word (deploy/docs/access-log.md).
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Explicit(_) => "policy_denied",
+            Self::NoneAllowed => "policy_none_allowed",
+            Self::NotSynced => "mesh_not_synced",
+        }
+    }
+}
+
 impl fmt::Display for Denial {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -61,6 +61,18 @@ pub enum InboundRefuse {
 }
 
 impl InboundRefuse {
+    /// Why, in one word (deploy/docs/access-log.md).
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::NoAuthority(_) => "no_authority",
+            Self::IpMismatch { .. } => "ip_mismatch",
+            Self::UnknownHost(_) => "unknown_host",
+            Self::NoPort { .. } => "no_target_port",
+            Self::NoAddress(_) => "no_usable_address",
+            Self::SelfCall => "self_call",
+        }
+    }
+
     /// The HTTP status to answer with.
     pub fn status(&self) -> u16 {
         match self {

@@ -111,6 +111,23 @@ pub enum Refuse {
 }
 
 impl Refuse {
+    /// Why, in one word (deploy/docs/access-log.md).
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::SelfCall => "self_call",
+            Self::NotSynced => "mesh_not_synced",
+            Self::NoHealthyUpstream(_) => "no_healthy_upstream",
+            Self::UnknownWaypoint(_) => "unknown_waypoint",
+            Self::UnknownGateway(_) => "unknown_gateway",
+            Self::NoService(_) => "no_service",
+            Self::NoTargetPort(_) => "no_target_port",
+            Self::NoValidDestination(_) => "no_valid_destination",
+            Self::Unresolved(_) => "name_unanswered",
+            Self::NoUsableAddress(_) => "no_usable_address",
+            Self::Unsupported(_) => "unsupported",
+        }
+    }
+
     /// Whose fault it is.
     pub fn whose(&self) -> Whose {
         match self {

@@ -15,7 +15,7 @@ use crate::mesh::inbound::is_from_another_network;
 use crate::mesh::labels::{Reporter, Security};
 use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::{TunnelProtocol, Workload};
-use crate::path::record::{About, Record, Side, closed, deny_early, outcome};
+use crate::path::record::{About, Record, Side, closed, deny_early};
 use crate::path::unrelayed::Unrelayed;
 use crate::shard::closer::Closer;
 use crate::shard::decision::{self, Caller};
@@ -94,7 +94,7 @@ pub(super) async fn answer(world: Rc<PodWorld>, link: Rc<Link>, stream: Rc<Strea
         return;
     };
     drop((world, link, head));
-    record.close(outcome(relay.run().await));
+    record.end(relay.run().await);
 }
 
 async fn prepare(
@@ -120,14 +120,14 @@ async fn prepare(
     };
     let closer = Closer::default();
     closer.wake(stream.signal.clone());
-    let (record, entered) = enter(world, link, head, &checked, &closer);
+    let (mut record, entered) = enter(world, link, head, &checked, &closer);
     let reached = either(reach(world, link, head, &checked, &entered), interrupted(stream, &closer)).await;
     let told = reached.and_then(|app| Ok((app, introduction(link, &checked.found)?)));
     let (app, introduction) = match told {
         Ok(told) => told,
         Err((status, failure)) => {
             refuse(status);
-            record.close(Err(failure));
+            record.fail(&failure);
             return None;
         }
     };
@@ -136,9 +136,10 @@ async fn prepare(
     link.tunnel.respond(stream, 200, baggage, false);
     // The first that the application hears, before any payload.
     if let Err(error) = app.send_all(&introduction).await {
-        record.close(Err(Failure::io(&error)));
+        record.fail(&Failure::io(&error));
         return None;
     }
+    record.reached();
     let relay = StreamRelay {
         app: Rc::new(app),
         stream: unrelayed.relayed(),

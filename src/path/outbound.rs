@@ -23,7 +23,7 @@ use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::Workload;
 use crate::path::opening::Opening;
 use crate::path::reach::{Asker, Place, Reached, Unreached, take_ahead};
-use crate::path::record::{About, Denied, Record, Side, deny, outcome};
+use crate::path::record::{About, Denied, Record, Side, deny};
 use crate::shard::Shard;
 use crate::shard::closer::Closer;
 use crate::shard::failure::Failure;
@@ -65,7 +65,7 @@ pub(super) struct Underway {
 impl Underway {
     pub async fn run(self) {
         let Self { running, record, entered: _entered, live: _live } = self;
-        record.close(outcome(running.await));
+        record.end(running.await);
     }
 }
 
@@ -85,7 +85,7 @@ impl There {
         match carry(world, app, arrived, &record, closer) {
             Ok(carried) => Some(Underway { running: carried.run(), record, entered, live }),
             Err(failure) => {
-                record.close(Err(failure));
+                record.fail(&failure);
                 None
             }
         }
@@ -93,7 +93,7 @@ impl There {
 
     /// The application has gone.
     pub fn give_up(self, failure: Failure) {
-        self.record.close(Err(failure));
+        self.record.fail(&failure);
     }
 }
 
@@ -161,7 +161,7 @@ impl Outbound<'_> {
                 None
             };
             let Some(next) = next else {
-                opening.open().close(Err(failure.clone()));
+                opening.open().fail(&failure);
                 return Err(failure);
             };
             bump(&shard.stats.engine.second_tries);
@@ -174,7 +174,9 @@ impl Outbound<'_> {
         if let Arrived::Tunnel(reached) = &arrived {
             opening.learn(|about| learn(shard, reached, about));
         }
-        Ok(There { arrived, record: opening.open(), closer, entered, live })
+        let mut record = opening.open();
+        record.reached();
+        Ok(There { arrived, record, closer, entered, live })
     }
 
     /// Where the connection goes, by one look at one snapshot, once the pod's own record is known.

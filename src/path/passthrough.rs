@@ -11,7 +11,7 @@ use crate::mesh::admit::guess_service;
 use crate::mesh::labels::{Reporter, Security};
 use crate::mesh::route::Refuse;
 use crate::mesh::workload::Workload;
-use crate::path::record::{About, Record, Side, deny_early, outcome};
+use crate::path::record::{About, Record, Side, deny_early};
 use crate::shard::closer::Closer;
 use crate::shard::decision::{self, Caller};
 use crate::shard::failure::Failure;
@@ -27,14 +27,14 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
     let Accepted { fd, source, counted: _counted } = accepted;
     let Some((splice, record, _entered)) = Box::pin(prepare(&world, fd, source)).await else { return };
     drop(world);
-    record.close(outcome(splice.run().await));
+    record.end(splice.run().await);
 }
 
 async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(Splice, Record, Entered)> {
     let shard = &world.shard;
     let target = original_destination(fd.as_fd()).ok()?;
     let held = Held::new(Socket::new(fd).ok()?);
-    let Entrance { record, entered, closer, local } = match enter(world, source, target).await {
+    let Entrance { mut record, entered, closer, local } = match enter(world, source, target).await {
         Ok(entered) => entered,
         Err(failure) => {
             deny_early(shard, Direction::Inbound, source.0, target.0, &failure);
@@ -43,13 +43,14 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<(S
     };
     match reach(world, source, target, &entered, &local).await {
         Ok(server) => {
+            record.reached();
             let client = held.reached();
             let (meter, buffers) = (record.meter().clone(), shard.buffers.clone());
             let splice = Splice { client, server, meter, buffers, closer, clean: Cell::new(false) };
             Some((splice, record, entered))
         }
         Err(failure) => {
-            record.close(Err(failure));
+            record.fail(&failure);
             None
         }
     }

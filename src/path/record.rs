@@ -7,6 +7,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::base::level::Level;
 use crate::base::text::Text;
 use crate::mesh::identity::Identity;
 use crate::mesh::labels::{Labels, Party, Reporter, Security, ServiceLabels};
@@ -17,7 +18,10 @@ use crate::shard::closer::CloseReason;
 use crate::shard::failure::Failure;
 use crate::shard::meter::Meter;
 use crate::shard::relay::Ending;
-use crate::wire::access_log::{AccessLine, Direction, End, Event, HboneAddr, Via};
+use crate::shard::stats::bump;
+use crate::wire::access_log::{AccessLine, Direction, End, Event, HboneAddr, Ours, Via};
+
+const MILLION: u32 = 1_000_000;
 
 /// One end of a connection, as far as it is known.
 #[derive(Clone, Default)]
@@ -45,13 +49,19 @@ pub struct About {
     pub via: Option<Via>,
 }
 
-/// See above.
+/// See above. Small, since every live connection's task holds one.
 pub struct Record {
     shard: Rc<Shard>,
-    about: Box<About>,
-    attempts: u32,
+    known: Box<Known>,
     meter: Rc<Meter>,
     closed: bool,
+}
+
+struct Known {
+    about: About,
+    attempts: u32,
+    /// From the start until the far side was reached.
+    setup: Option<Duration>,
 }
 
 impl Record {
@@ -65,8 +75,9 @@ impl Record {
         let counters = shard.stats.of(about.labels());
         counters.open();
         let meter = Meter::new(counters, started);
-        let record = Self { shard: shard.clone(), about: Box::new(about), attempts, meter, closed: false };
-        record.write(Event::Opened, Duration::ZERO, None);
+        let known = Box::new(Known { about, attempts, setup: None });
+        let record = Self { shard: shard.clone(), known, meter, closed: false };
+        record.write(Event::Opened, Duration::ZERO, None, None);
         record
     }
 
@@ -74,21 +85,46 @@ impl Record {
         &self.meter
     }
 
-    /// Counts it as closed, and writes its line.
-    pub fn close(mut self, outcome: Result<(), Failure>) {
-        self.settle(outcome.err().as_ref());
+    /// The far side is there, and bytes may flow.
+    pub fn reached(&mut self) {
+        self.known.setup = Some(self.meter.started.elapsed());
     }
 
-    fn settle(&mut self, failure: Option<&Failure>) {
+    /// Its bytes were relayed, and now that is over: counts it as closed, and writes its line.
+    pub fn end(mut self, ending: Ending) {
+        match ending {
+            Ending::Finished => self.settle(None, None),
+            // A reset is an application's ordinary way to end (reference section 11.3).
+            Ending::Reset => self.settle(None, Some("reset")),
+            Ending::Closed(reason) => self.settle_failed(&closed(reason)),
+        }
+    }
+
+    /// The same for one that could not be carried.
+    pub fn fail(mut self, failure: &Failure) {
+        self.settle_failed(failure);
+    }
+
+    fn settle_failed(&mut self, failure: &Failure) {
+        self.settle(Some(failure), Some(failure.reason()));
+    }
+
+    fn settle(&mut self, failure: Option<&Failure>, reason: Option<&'static str>) {
         self.closed = true;
         let flag = failure.map_or(crate::mesh::labels::Flag::None, Failure::flag);
         self.meter.counters().close(flag);
         let error = failure.map(|failure| failure as &dyn Display);
-        self.write(Event::Complete, self.meter.started.elapsed(), error);
+        self.write(Event::Complete, self.meter.started.elapsed(), error, reason);
     }
 
-    fn write(&self, event: Event, duration: Duration, error: Option<&dyn Display>) {
-        let about = &self.about;
+    fn write(
+        &self,
+        event: Event,
+        duration: Duration,
+        error: Option<&dyn Display>,
+        reason: Option<&'static str>,
+    ) {
+        let Known { about, attempts, setup } = &*self.known;
         let mutual = about.security == Security::MutualTls;
         let (to_server, to_client) = (self.meter.to_server(), self.meter.to_client());
         let outbound = about.reporter == Reporter::Source;
@@ -105,9 +141,14 @@ impl Record {
             bytes_sent: if outbound { to_server } else { to_client },
             bytes_recv: if outbound { to_client } else { to_server },
             duration,
-            attempts: self.attempts,
             error,
-            via: about.via,
+            ours: Ours {
+                reason,
+                attempts: *attempts,
+                setup: *setup,
+                shard: self.shard.index,
+                via: about.via,
+            },
         };
         write_line(&self.shard, &line);
     }
@@ -116,17 +157,8 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         if !self.closed {
-            self.settle(Some(&Failure::Drained));
+            self.settle_failed(&Failure::Drained);
         }
-    }
-}
-
-/// How a relayed connection's ending reads in the record.
-pub fn outcome(ending: Ending) -> Result<(), Failure> {
-    match ending {
-        // A reset is an application's ordinary way to end (reference section 11.3).
-        Ending::Finished | Ending::Reset => Ok(()),
-        Ending::Closed(reason) => Err(closed(reason)),
     }
 }
 
@@ -141,13 +173,7 @@ pub fn closed(reason: CloseReason) -> Failure {
 }
 
 /// A connection that is refused before anything is known of it: a line, but no metrics.
-pub fn deny_early(
-    shard: &Rc<Shard>,
-    direction: Direction,
-    src: SocketAddr,
-    dst: SocketAddr,
-    why: &dyn Display,
-) {
+pub fn deny_early(shard: &Rc<Shard>, direction: Direction, src: SocketAddr, dst: SocketAddr, why: &Failure) {
     deny(shard, Denied { direction, src, dst, name: None, via: None }, why);
 }
 
@@ -162,7 +188,7 @@ pub struct Denied<'a> {
 }
 
 /// See `deny_early`.
-pub fn deny(shard: &Rc<Shard>, denied: Denied<'_>, why: &dyn Display) {
+pub fn deny(shard: &Rc<Shard>, denied: Denied<'_>, why: &Failure) {
     let line = AccessLine {
         event: Event::Failed,
         src_addr: denied.src,
@@ -176,21 +202,36 @@ pub fn deny(shard: &Rc<Shard>, denied: Denied<'_>, why: &dyn Display) {
         bytes_sent: 0,
         bytes_recv: 0,
         duration: Duration::ZERO,
-        attempts: 1,
         error: Some(why),
-        via: denied.via,
+        ours: Ours { reason: Some(why.reason()), shard: shard.index, via: denied.via, ..Ours::default() },
     };
     write_line(shard, &line);
 }
 
 fn write_line(shard: &Rc<Shard>, line: &AccessLine<'_>) {
-    if !shard.lines().access_enabled(line.level()) {
+    let level = line.level();
+    if !shard.lines().access_enabled(level) {
         return;
+    }
+    // Whatever failed or was denied is always told.
+    if level == Level::Info && !is_drawn(shard) {
+        return bump(&shard.stats.engine.access_lines_sampled_out);
     }
     let now = SystemTime::now();
     shard.write_line(|out| {
         if shard.settings.log_json { line.write_json(now, out) } else { line.write_plain(now, out) }
     });
+}
+
+/// Whether the line of a connection that ended well is one of those that are written.
+fn is_drawn(shard: &Shard) -> bool {
+    let sampled = shard.settings.access_log_per_million;
+    sampled >= MILLION || draw(sampled, &mut shard.random.borrow_mut())
+}
+
+/// True so many times in a million.
+fn draw(sampled: u32, random: &mut fastrand::Rng) -> bool {
+    random.u32(..MILLION) < sampled
 }
 
 fn hbone_addr(text: &str) -> HboneAddr<'_> {
@@ -239,6 +280,22 @@ impl Side {
                 cluster: Some(&told.cluster).filter(|text| filled(text)).map(|text| &**text),
             },
             (None, None) => End { identity, ..End::default() },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_as_large_as_it_was_asked_for() {
+        let mut random = fastrand::Rng::with_seed(7);
+        for (sampled, least, most) in
+            [(0, 0, 0), (1_000, 50, 150), (100_000, 9_700, 10_300), (MILLION, 100_000, 100_000)]
+        {
+            let drawn = (0..100_000).filter(|_| draw(sampled, &mut random)).count();
+            assert!((least..=most).contains(&drawn), "{drawn} of 100,000 for {sampled}");
         }
     }
 }

@@ -68,6 +68,15 @@ pub enum Failure {
     PoolDraining,
 }
 
+const KERNEL_REASONS: [(io::ErrorKind, &str); 6] = [
+    (io::ErrorKind::ConnectionRefused, "connection_refused"),
+    (io::ErrorKind::ConnectionReset, "connection_reset"),
+    (io::ErrorKind::BrokenPipe, "connection_reset"),
+    (io::ErrorKind::NetworkUnreachable, "network_unreachable"),
+    (io::ErrorKind::HostUnreachable, "host_unreachable"),
+    (io::ErrorKind::TimedOut, "connect_timeout"),
+];
+
 /// An HTTP status with its reason phrase.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status(pub u16);
@@ -124,6 +133,38 @@ impl Failure {
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
             | Self::PoolDraining => Flag::Connect,
+        }
+    }
+
+    /// Why, in one word for programs that count: `reason` of the access log, explained in deploy/docs/access-log.md.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::TunnelConnectDeadline | Self::ConnectDeadline => "connect_timeout",
+            Self::Io { kind, .. } => {
+                let known = KERNEL_REASONS.iter().find(|(of, _)| of == kind);
+                known.map_or("io_error", |(_, reason)| reason)
+            }
+            Self::Shortage(_) => "resource_shortage",
+            Self::TlsSetup(_) => "tls_setup",
+            Self::TlsHandshake(_) | Self::InboundHandshake(_) => "tls_handshake",
+            Self::Http2(_) => "http2",
+            Self::Identity(_) => "no_certificate",
+            Self::Status(Status(401 | 403)) => "denied_by_peer",
+            Self::Status(_) => "refused_by_peer",
+            Self::Application(_) => "application_unreachable",
+            Self::PolicyChange => "policy_change",
+            Self::WaypointChange => "waypoint_change",
+            Self::PolicyRejection(denial) => denial.reason(),
+            Self::Revoked => "certificate_revoked",
+            Self::Drained | Self::PoolDraining => "drain",
+            Self::HalfCloseIdle => "half_close_idle",
+            Self::LocalWorkload(_) => "workload_unknown",
+            Self::LookUp(_) => "look_up_timeout",
+            Self::NameUnknown(_) => "name_unknown",
+            Self::NameUnanswered(_) => "name_unanswered",
+            Self::Refused(refuse) => refuse.reason(),
+            Self::InboundRefused(refuse) => refuse.reason(),
+            Self::NotConnect(_) => "not_connect",
         }
     }
 
@@ -191,6 +232,69 @@ impl Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The page of the access log explains every reason that a line can give.
+    #[test]
+    fn every_reason_is_explained_to_operators() {
+        let page = include_str!("../../deploy/docs/access-log.md");
+        let refuse = Failure::Refused;
+        let text = || "x".to_owned();
+        let at = std::net::SocketAddr::from(([10, 0, 0, 1], 80));
+        let io = |kind| Failure::Io { kind, text: text() };
+        let failures = [
+            Failure::TunnelConnectDeadline,
+            Failure::ConnectDeadline,
+            io(io::ErrorKind::ConnectionRefused),
+            io(io::ErrorKind::ConnectionReset),
+            io(io::ErrorKind::BrokenPipe),
+            io(io::ErrorKind::NetworkUnreachable),
+            io(io::ErrorKind::HostUnreachable),
+            io(io::ErrorKind::TimedOut),
+            io(io::ErrorKind::Other),
+            Failure::Shortage(text()),
+            Failure::TlsSetup(text()),
+            Failure::TlsHandshake(text()),
+            Failure::InboundHandshake(text()),
+            Failure::Http2(text()),
+            Failure::Identity(text()),
+            Failure::Status(Status(401)),
+            Failure::Status(Status(503)),
+            Failure::Application(text()),
+            Failure::PolicyChange,
+            Failure::WaypointChange,
+            Failure::PolicyRejection(Denial::NoneAllowed),
+            Failure::PolicyRejection(Denial::NotSynced),
+            Failure::Revoked,
+            Failure::Drained,
+            Failure::PoolDraining,
+            Failure::HalfCloseIdle,
+            Failure::LocalWorkload(text()),
+            Failure::LookUp("x".into()),
+            Failure::NameUnknown(text()),
+            Failure::NameUnanswered(text()),
+            Failure::NotConnect(text()),
+            refuse(Refuse::SelfCall),
+            refuse(Refuse::NotSynced),
+            refuse(Refuse::NoHealthyUpstream(at)),
+            refuse(Refuse::UnknownWaypoint("x".into())),
+            refuse(Refuse::UnknownGateway("x".into())),
+            refuse(Refuse::NoService(at)),
+            refuse(Refuse::NoTargetPort("x".into())),
+            refuse(Refuse::NoValidDestination("x".into())),
+            refuse(Refuse::Unresolved("x".into())),
+            refuse(Refuse::NoUsableAddress("x".into())),
+            refuse(Refuse::Unsupported("x")),
+            Failure::InboundRefused(InboundRefuse::IpMismatch { connection: at.ip(), asked: at.ip() }),
+            Failure::InboundRefused(InboundRefuse::UnknownHost(text())),
+            Failure::InboundRefused(InboundRefuse::NoPort { host: text(), port: 1 }),
+            Failure::InboundRefused(InboundRefuse::NoAddress(text())),
+            Failure::InboundRefused(InboundRefuse::SelfCall),
+        ];
+        let reasons = failures.iter().map(Failure::reason).chain(["policy_denied", "no_authority", "reset"]);
+        for reason in reasons {
+            assert!(page.contains(&format!("| `{reason}` |")), "{reason} isn't in access-log.md");
+        }
+    }
 
     #[test]
     fn another_endpoint_may_do_where_this_one_was_not_reached_and_nobody_decided() {

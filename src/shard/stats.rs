@@ -57,6 +57,7 @@ pub struct Engine {
     pub dns_strays: Cell<u64>,
     pub dns_crowded: Cell<u64>,
     pub dns_unsent: Cell<u64>,
+    pub access_lines_sampled_out: Cell<u64>,
 }
 
 /// The DNS counters of one label set.
@@ -102,8 +103,9 @@ pub fn bump(counter: &Cell<u64>) {
 pub struct Stats {
     by_labels: RefCell<HashMap<LabelSet, Rc<Counters>, foldhash::fast::RandomState>>,
     on_demand_dns: RefCell<HashMap<(Party, Text), u64, foldhash::fast::RandomState>>,
-    sockets_source: Cell<u64>,
-    sockets_destination: Cell<u64>,
+    /// None until the first, as in the reference.
+    sockets_source: Cell<Option<u64>>,
+    sockets_destination: Cell<Option<u64>>,
     /// By namespace and name of the policy.
     verdicts: RefCell<HashMap<(Text, Text, Said), u64, foldhash::fast::RandomState>>,
     dns: RefCell<HashMap<DnsLabels, Rc<DnsCounters>, foldhash::fast::RandomState>>,
@@ -160,11 +162,11 @@ impl Stats {
     /// Counts an accepted socket until the guard is dropped.
     pub fn socket(self: &Rc<Self>, reporter: Reporter) -> OpenSocket {
         let gauge = self.gauge(reporter);
-        gauge.set(gauge.get() + 1);
+        gauge.set(Some(gauge.get().unwrap_or_default() + 1));
         OpenSocket { stats: self.clone(), reporter }
     }
 
-    fn gauge(&self, reporter: Reporter) -> &Cell<u64> {
+    fn gauge(&self, reporter: Reporter) -> &Cell<Option<u64>> {
         match reporter {
             Reporter::Source => &self.sockets_source,
             Reporter::Destination => &self.sockets_destination,
@@ -208,10 +210,10 @@ impl Stats {
                 .iter()
                 .map(|((source, host), count)| (source.clone(), host.clone(), *count))
                 .collect(),
-            sockets_open: vec![
-                (Reporter::Source, self.sockets_source.get()),
-                (Reporter::Destination, self.sockets_destination.get()),
-            ],
+            sockets_open: [Reporter::Source, Reporter::Destination]
+                .into_iter()
+                .filter_map(|reporter| Some((reporter, self.gauge(reporter).get()?)))
+                .collect(),
             crl_rejections: vec![
                 (Reporter::Source, self.crl_rejections_source.get()),
                 (Reporter::Destination, self.crl_rejections_destination.get()),
@@ -286,6 +288,11 @@ impl Stats {
                     engine.dns_crowded.get(),
                 ),
                 ("dns_unsent", "DNS answers that the kernel did not take", engine.dns_unsent.get()),
+                (
+                    "access_lines_sampled_out",
+                    "Access-log lines of connections that ended well, left out by RINGWAY_ACCESS_LOG_SAMPLING",
+                    engine.access_lines_sampled_out.get(),
+                ),
             ],
         }
     }
@@ -300,6 +307,6 @@ pub struct OpenSocket {
 impl Drop for OpenSocket {
     fn drop(&mut self) {
         let gauge = self.stats.gauge(self.reporter);
-        gauge.set(gauge.get().saturating_sub(1));
+        gauge.set(gauge.get().map(|open| open.saturating_sub(1)));
     }
 }

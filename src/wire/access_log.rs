@@ -1,4 +1,5 @@
-//! One line of the access log, as the reference writes it (ztunnel-behaviour 16.1, 16.2), in both formats.
+//! One line of the access log, as the reference writes it (ztunnel-behaviour 16.1, 16.2), in both formats; what is ours
+//! comes last (deploy/docs/access-log.md).
 //! Pure and allocation free besides the buffer: it runs on the connection path of the shards.
 
 use std::fmt::{Display, Write};
@@ -65,9 +66,21 @@ pub struct AccessLine<'a> {
     pub bytes_recv: u64,
     /// Printed in whole milliseconds.
     pub duration: Duration,
+    pub error: Option<&'a dyn Display>,
+    /// What is ours; it comes after all of the reference's.
+    pub ours: Ours,
+}
+
+/// What the reference's lines don't say. What isn't known is left out here too.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Ours {
+    /// Why it ended, in a word that programs can count; none where both sides finished in order.
+    pub reason: Option<&'static str>,
     /// Endpoints tried; told where it is more than one.
     pub attempts: u32,
-    pub error: Option<&'a dyn Display>,
+    /// From the start of `duration` until the far side was reached, in whole milliseconds.
+    pub setup: Option<Duration>,
+    pub shard: usize,
     /// How it came in, where that isn't by capture.
     pub via: Option<Via>,
 }
@@ -158,16 +171,31 @@ impl AccessLine<'_> {
         if self.event == Event::Complete {
             fields.number("bytes_sent", self.bytes_sent);
             fields.number("bytes_recv", self.bytes_recv);
-            fields.milliseconds("duration", u64::try_from(self.duration.as_millis()).unwrap_or(u64::MAX));
-        }
-        if self.event == Event::Complete && self.attempts > 1 {
-            fields.number("attempts", u64::from(self.attempts));
+            fields.milliseconds("duration", milliseconds(self.duration));
         }
         if let Some(error) = self.error {
             fields.text("error", error);
         }
+        self.ours.visit(fields);
+    }
+}
+
+impl Ours {
+    fn visit(&self, fields: &mut impl Fields) {
+        text("reason", self.reason, fields);
+        if self.attempts > 1 {
+            fields.number("attempts", self.attempts.into());
+        }
+        if let Some(setup) = self.setup {
+            fields.number("setup_ms", milliseconds(setup));
+        }
+        fields.number("shard", u64::try_from(self.shard).unwrap_or(u64::MAX));
         text("via", self.via.map(Via::as_str), fields);
     }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn end(names: [&'static str; 4], end: &End<'_>, fields: &mut impl Fields) {

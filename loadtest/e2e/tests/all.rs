@@ -13,6 +13,8 @@ mod close;
 mod dns;
 #[path = "all/dns_trouble.rs"]
 mod dns_trouble;
+#[path = "all/endings.rs"]
+mod endings;
 #[path = "all/envoy.rs"]
 mod envoy;
 #[path = "all/envoy_gateway.rs"]

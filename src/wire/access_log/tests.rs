@@ -39,9 +39,8 @@ fn outbound() -> AccessLine<'static> {
         bytes_sent: 75,
         bytes_recv: 94,
         duration: Duration::from_micros(12_900),
-        attempts: 1,
         error: None,
-        via: None,
+        ours: Ours { attempts: 1, shard: 3, ..Ours::default() },
     }
 }
 
@@ -60,34 +59,56 @@ fn json(line: &AccessLine<'_>, now: SystemTime) -> String {
 /// Lines of the reference: plain good, plain refused by the peer, plain early deny; JSON good, JSON refused.
 const SAMPLES: &str = include_str!("samples.txt");
 
-fn sample(place: usize) -> String {
-    SAMPLES.lines().nth(place).unwrap().to_owned() + "\n"
+fn sample(place: usize) -> &'static str {
+    SAMPLES.lines().nth(place).unwrap()
+}
+
+/// The sample, and behind it the one field of ours that every line has.
+fn plain_sample(place: usize) -> String {
+    format!("{} shard=3\n", sample(place))
+}
+
+fn json_sample(place: usize) -> String {
+    format!("{},\"shard\":3}}\n", sample(place).strip_suffix('}').unwrap())
 }
 
 #[test]
 fn good_connections_equal_the_samples() {
-    assert_eq!(plain(&outbound(), at(775_075)), sample(0));
-    let json_sample = AccessLine {
+    assert_eq!(plain(&outbound(), at(775_075)), plain_sample(0));
+    let other = AccessLine {
         src_addr: "10.99.1.10:49352".parse().unwrap(),
         duration: Duration::from_millis(5),
-        attempts: 1,
         ..outbound()
     };
     let eleven_seconds_before = at(793_372) - Duration::from_secs(11);
-    assert_eq!(json(&json_sample, eleven_seconds_before), sample(3));
+    assert_eq!(json(&other, eleven_seconds_before), json_sample(3));
 }
 
 #[test]
-fn what_came_by_an_explicit_proxy_says_so_behind_everything_else() {
-    let line = AccessLine { via: Some(Via::Connect), error: Some(&"late"), ..outbound() };
-    assert!(plain(&line, at(0)).ends_with(" error=\"late\" via=\"connect\"\n"), "{}", plain(&line, at(0)));
+fn what_is_ours_comes_behind_everything_else() {
+    let ours = Ours {
+        reason: Some("connect_timeout"),
+        attempts: 2,
+        setup: Some(Duration::from_micros(3_900)),
+        shard: 1,
+        via: Some(Via::Connect),
+    };
+    let line = AccessLine { error: Some(&"late"), ours, ..outbound() };
+    let text = plain(&line, at(0));
+    let last = " error=\"late\" reason=\"connect_timeout\" attempts=2 setup_ms=3 shard=1 via=\"connect\"\n";
+    assert!(text.ends_with(last), "{text}");
+    let text = json(&line, at(0));
+    let last =
+        r#","error":"late","reason":"connect_timeout","attempts":2,"setup_ms":3,"shard":1,"via":"connect"}"#;
+    assert!(text.trim_end().ends_with(last), "{text}");
     let unknown = AccessLine {
         event: Event::Failed,
         dst_name: Some("nobody:80"),
-        via: Some(Via::Socks5),
+        ours: Ours { via: Some(Via::Socks5), ..Ours::default() },
         ..outbound()
     };
-    assert!(plain(&unknown, at(0)).contains("dst.addr=nobody:80 direction=\"outbound\" via=\"socks5\""));
+    let text = plain(&unknown, at(0));
+    assert!(text.contains("dst.addr=nobody:80 direction=\"outbound\" shard=0 via=\"socks5\""), "{text}");
     let value: Value = serde_json::from_str(&json(&unknown, at(0))).unwrap();
     assert_eq!((&value["dst.addr"], &value["via"]), (&"nobody:80".into(), &"socks5".into()));
 }
@@ -102,11 +123,10 @@ fn failed_connections_equal_the_samples() {
         bytes_sent: 0,
         bytes_recv: 0,
         duration: Duration::from_millis(1),
-        attempts: 1,
         error: Some(&error),
         ..outbound()
     };
-    assert_eq!(plain(&refused, at(822_242)), sample(1));
+    assert_eq!(plain(&refused, at(822_242)), plain_sample(1));
 
     let kernel = format!("io error: {}", io::Error::from_raw_os_error(111));
     let passthrough = AccessLine {
@@ -116,11 +136,10 @@ fn failed_connections_equal_the_samples() {
         dst_hbone_addr: None,
         dst: End::default(),
         duration: Duration::from_micros(999),
-        attempts: 1,
         error: Some(&kernel),
         ..refused
     };
-    assert_eq!(json(&passthrough, at(880_106) - Duration::from_secs(11)), sample(4));
+    assert_eq!(json(&passthrough, at(880_106) - Duration::from_secs(11)), json_sample(4));
 }
 
 #[test]
@@ -133,12 +152,12 @@ fn early_denies_and_opened_connections_say_less() {
         error: Some(&error),
         ..outbound()
     };
-    assert_eq!(plain(&denied, at(886_654)), sample(2));
+    assert_eq!(plain(&denied, at(886_654)), plain_sample(2));
     let opened = AccessLine { event: Event::Opened, ..outbound() };
     assert_eq!(opened.level(), Level::Debug);
     let text = plain(&opened, at(0));
     assert!(text.contains("\tdebug\taccess\tconnection opened\tsrc.addr=10.99.1.10:59464 "), "{text}");
-    assert!(text.ends_with(" dst.cluster=\"Kubernetes\" direction=\"outbound\"\n"), "{text}");
+    assert!(text.ends_with(" dst.cluster=\"Kubernetes\" direction=\"outbound\" shard=3\n"), "{text}");
 }
 
 #[test]
@@ -175,7 +194,7 @@ proptest! {
         prop_assert_eq!(text.matches('\n').count(), 1);
         let expected = format!("src.workload={name:?} src.namespace={error:?} src.identity=");
         prop_assert!(text.contains(&expected));
-        let ending = format!("duration=\"12ms\" error={error:?}\n");
+        let ending = format!("duration=\"12ms\" error={error:?} shard=3\n");
         prop_assert!(text.ends_with(&ending));
         let text = json(&line, at(0));
         prop_assert_eq!(text.matches('\n').count(), 1);
@@ -183,7 +202,7 @@ proptest! {
         prop_assert_eq!(read["src.workload"].as_str(), Some(name.as_str()));
         prop_assert_eq!(read["dst.hbone_addr"].as_str(), Some(authority.as_str()));
         prop_assert_eq!(read["error"].as_str(), Some(error.as_str()));
-        prop_assert_eq!(read.as_object().unwrap().len(), 21);
+        prop_assert_eq!(read.as_object().unwrap().len(), 22);
     }
 }
 
