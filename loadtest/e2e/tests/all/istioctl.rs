@@ -203,7 +203,7 @@ fn hexadecimal(decimal: &str) -> String {
     digits.iter().rev().map(|digit| char::from_digit(*digit, 16).unwrap()).collect()
 }
 
-/// Sorted as istioctl sorts them: by namespace, then name.
+/// Some it sorts; certificates have neither namespace nor name, and stay as they are.
 fn sorted(dumped: &Value) -> Value {
     let mut all = dumped.as_array().unwrap().clone();
     all.sort_by_key(|one| {
@@ -212,178 +212,231 @@ fn sorted(dumped: &Value) -> Value {
     all.into()
 }
 
-#[test]
-fn istioctl_shows_a_live_mesh_in_every_form_that_it_has() {
-    let mut world = StandinWorld::build(&[]);
-    let late = world.cluster.topology.add_pod(1, "late").unwrap();
-    tell(&world, &late);
-    world.standin.authority(|authority| authority.sign_with(0, 1));
-    let refused = Outcome::Status(code::PERMISSION_DENIED, "not you".to_owned());
-    world.standin.sign(|signing| drop(signing.by_identity.insert(LATE.to_owned(), refused)));
-    let stranger = world.cluster.plain_pod(2, "stranger").unwrap();
-    world.cluster.start().unwrap();
-    world.cluster.agent(1).unwrap().add(agent_pod(&late).unwrap()).unwrap();
-    let pending = AgentPod {
-        uid: "uid-pending".to_owned(),
-        name: "pending".to_owned(),
-        namespace: "default".to_owned(),
-        service_account: "pending".to_owned(),
-        netns: std::fs::File::open("/dev/null").unwrap().into(),
-    };
-    world.cluster.agent(1).unwrap().add(pending).unwrap_err();
-    let _apps = [&world.server, &stranger].map(|pod| Server::start(pod, APP_PORT, banner));
-    let (_by_name, name_port) = hold(&world.client, service());
-    let (_direct, direct_port) = hold(&world.client, world.server.at(APP_PORT));
-    let (_out, out_port) = hold(&world.client, stranger.at(APP_PORT));
-    let (_in, in_port) = hold(&stranger, world.server.at(APP_PORT));
-    let standing = |proxy: &Value| {
-        proxy["certificates"].as_array().unwrap().iter().find(|one| one["identity"] == LATE).cloned()
-    };
-    ringway_e2e::eventually("the refusal has come", STEP, || {
-        let late = standing(&world.near().dump().unwrap()).unwrap_or_default();
-        late["state"].as_str().is_some_and(|state| state.starts_with("Unavailable: "))
-    });
+/// The proxies as istioctl calls them.
+const NEAR: &str = "ztunnel-1.istio-system";
+const FAR: &str = "ztunnel-2.istio-system";
 
-    let istioctl = Istioctl::start(&world.cluster, &[&world.client, &world.server]);
-    let (near, far) = ("ztunnel-1.istio-system", "ztunnel-2.istio-system");
-    let zc = |words: &str| format!("ztunnel-config {words}");
-    let pod = |pod: &Pod, port: &str| format!("{}.default:{port}", pod.name);
-    let app = APP_PORT.to_string();
+/// A mesh with something of everything, and four connections that stay open.
+struct Scene {
+    istioctl: Istioctl,
+    late: Pod,
+    stranger: Pod,
+    /// To the service, to the pod, out of the mesh, into the mesh.
+    held: [(TcpStream, String); 4],
+    _apps: [Server; 2],
+    world: StandinWorld,
+}
 
-    // Tables from the live port.
-    let addresses = |pod: &Pod| format!("{},{}", pod.v4, pod.v6);
-    let workloads = [
-        cells(&["default", "broken", "10.77.9.9", "node9", "None", "HBONE"]),
-        cells(&["default", "client", &addresses(&world.client), "node1", "None", "HBONE"]),
-        cells(&["default", "late", &addresses(&late), "node1", "None", "HBONE"]),
-        cells(&["default", "server", &addresses(&world.server), "node2", "None", "HBONE"]),
-        cells(&["shop", "shelf", "10.77.9.8", "node9", "way", "TCP"]),
-    ];
-    assert_eq!(istioctl.table(&zc(&format!("workload {near}")), WORKLOADS), workloads);
-    let one = |words: &str| istioctl.table(&zc(words), WORKLOADS);
-    assert_eq!(one("workload --workload-node node9"), [workloads[0].clone(), workloads[4].clone()]);
-    assert_eq!(one(&format!("workload {near} --address {}", late.v4)), [workloads[2].clone()]);
-    // A pod of the mesh leads to the proxy of its node.
-    assert_eq!(one("workload server.default"), [workloads[3].clone()]);
-    let services = [
-        cells(&["default", "way", "10.77.200.3", "None", "0/0"]),
-        cells(&["default", "web", "10.77.200.1", "None", "1/1"]),
-        cells(&["shop", "api", "10.77.200.2,fd77::2", "way", "1/1"]),
-        // Its endpoints count whatever their health.
-        cells(&["shop", "range", "", "None", "0/1"]),
-    ];
-    assert_eq!(istioctl.table(&zc(&format!("service {far}")), SERVICES), services);
-    let policies = [
-        cells(&["default", "known", "Allow", "Namespace"]),
-        cells(&["istio-system", "root", "Deny", "Global"]),
-        cells(&["shop", "range", "Deny", "WorkloadSelector"]),
-    ];
-    assert_eq!(istioctl.table(&zc("policy --node node1"), POLICIES), policies);
-    let shop = istioctl.table(&zc("policy --node node1 --policy-namespace shop"), POLICIES);
-    assert_eq!(shop, policies[2..]);
-    let certificates = istioctl.table(&zc(&format!("certificate {near}")), CERTIFICATES);
-    let kinds: Vec<_> = certificates.iter().map(|row| row[..4].to_vec()).collect();
-    let client = "spiffe://cluster.local/ns/default/sa/client";
-    let expected = [
-        cells(&[client, "Leaf", "Available", "true"]),
-        cells(&[client, "Intermediate", "Available", "true"]),
-        cells(&[client, "Root", "Available", "true"]),
-        cells(&[LATE, "NA", "Unavailable", "false"]),
-    ];
-    assert_eq!(kinds, expected);
-    let dump = world.near().dump().unwrap();
-    let leaf = &dump["certificates"][0]["certChain"][0];
-    assert_eq!(certificates[0][4], hexadecimal(leaf["serialNumber"].as_str().unwrap()));
-    assert_eq!(certificates[0][5], leaf["expirationTime"].as_str().unwrap());
-    assert_eq!(certificates[0][6], leaf["validFrom"].as_str().unwrap());
-    // The two by HBONE may have come by two tunnels, each with a port of its own.
-    let dumped = world.far().dump().unwrap()["workloadState"]["uid-server"]["connections"]["inbound"].clone();
-    let tunnel = |host: Option<&str>| {
-        let mut by_tunnel = dumped.as_array().unwrap().iter().filter(|one| one["protocol"] == "HBONE");
-        let of = by_tunnel.find(|one| one["originalDst"].as_str() == host).unwrap();
-        pod(&world.client, of["src"].as_str().unwrap().rsplit(':').next().unwrap())
-    };
-    let outbound = |port: &str, remote: &str, target: &str, protocol: &str| {
-        cells(&["client.default", "Outbound", &pod(&world.client, port), remote, target, protocol])
-    };
-    let (far_tunnel, far_app) = (pod(&world.server, "15008"), pod(&world.server, &app));
-    let open = stranger.at(APP_PORT).to_string();
-    let mut expected = vec![
-        outbound(&name_port, &far_tunnel, &format!("{WEB}:80"), "HBONE"),
-        outbound(&direct_port, &far_tunnel, &far_app, "HBONE"),
-        outbound(&out_port, &open, &open, "TCP"),
-    ];
-    expected.sort();
-    let mut shown = istioctl.table(&zc(&format!("connections {near}")), CONNECTIONS);
-    shown.sort();
-    assert_eq!(shown, expected);
-    let inbound = |remote: &str, target: &str, protocol: &str| {
-        cells(&["server.default", "Inbound", &far_app, remote, target, protocol])
-    };
-    let mut expected = vec![
-        inbound(&tunnel(Some(WEB)), WEB, "HBONE"),
-        inbound(&tunnel(None), "", "HBONE"),
-        inbound(&stranger.at(in_port.parse().unwrap()).to_string(), "", "TCP"),
-    ];
-    expected.sort();
-    for words in ["connections server.default".to_owned(), format!("connections {far} --direction inbound")] {
-        let mut shown = istioctl.table(&zc(&words), CONNECTIONS);
+impl Scene {
+    fn start() -> Self {
+        let mut world = StandinWorld::build(&[]);
+        let late = world.cluster.topology.add_pod(1, "late").unwrap();
+        tell(&world, &late);
+        world.standin.authority(|authority| authority.sign_with(0, 1));
+        let refused = Outcome::Status(code::PERMISSION_DENIED, "not you".to_owned());
+        world.standin.sign(|signing| drop(signing.by_identity.insert(LATE.to_owned(), refused)));
+        let stranger = world.cluster.plain_pod(2, "stranger").unwrap();
+        world.cluster.start().unwrap();
+        world.cluster.agent(1).unwrap().add(agent_pod(&late).unwrap()).unwrap();
+        let pending = AgentPod {
+            uid: "uid-pending".to_owned(),
+            name: "pending".to_owned(),
+            namespace: "default".to_owned(),
+            service_account: "pending".to_owned(),
+            netns: std::fs::File::open("/dev/null").unwrap().into(),
+        };
+        world.cluster.agent(1).unwrap().add(pending).unwrap_err();
+        let _apps = [&world.server, &stranger].map(|pod| Server::start(pod, APP_PORT, banner));
+        let held = [
+            hold(&world.client, service()),
+            hold(&world.client, world.server.at(APP_PORT)),
+            hold(&world.client, stranger.at(APP_PORT)),
+            hold(&stranger, world.server.at(APP_PORT)),
+        ];
+        ringway_e2e::eventually("the refusal has come", STEP, || {
+            let dump = world.near().dump().unwrap();
+            let mut all = dump["certificates"].as_array().unwrap().iter();
+            let late = all.find(|one| one["identity"] == LATE);
+            late.is_some_and(|late| late["state"].as_str().unwrap().starts_with("Unavailable: "))
+        });
+        let istioctl = Istioctl::start(&world.cluster, &[&world.client, &world.server]);
+        Self { istioctl, late, stranger, held, _apps, world }
+    }
+
+    #[track_caller]
+    fn table(&self, words: &str, headings: &[&str]) -> Vec<Vec<String>> {
+        self.istioctl.table(&format!("ztunnel-config {words}"), headings)
+    }
+
+    fn json(&self, words: &str) -> Value {
+        self.istioctl.json(&format!("ztunnel-config {words}"))
+    }
+
+    fn workloads(&self) -> [Vec<String>; 5] {
+        let addresses = |pod: &Pod| format!("{},{}", pod.v4, pod.v6);
+        let pod = |name: &str, pod: &Pod, node: &str| {
+            cells(&["default", name, &addresses(pod), node, "None", "HBONE"])
+        };
+        [
+            cells(&["default", "broken", "10.77.9.9", "node9", "None", "HBONE"]),
+            pod("client", &self.world.client, "node1"),
+            pod("late", &self.late, "node1"),
+            pod("server", &self.world.server, "node2"),
+            cells(&["shop", "shelf", "10.77.9.8", "node9", "way", "TCP"]),
+        ]
+    }
+
+    fn services() -> [Vec<String>; 4] {
+        [
+            cells(&["default", "way", "10.77.200.3", "None", "0/0"]),
+            cells(&["default", "web", "10.77.200.1", "None", "1/1"]),
+            cells(&["shop", "api", "10.77.200.2,fd77::2", "way", "1/1"]),
+            // Its endpoints count whatever their health.
+            cells(&["shop", "range", "", "None", "0/1"]),
+        ]
+    }
+
+    fn policies() -> [Vec<String>; 3] {
+        [
+            cells(&["default", "known", "Allow", "Namespace"]),
+            cells(&["istio-system", "root", "Deny", "Global"]),
+            cells(&["shop", "range", "Deny", "WorkloadSelector"]),
+        ]
+    }
+
+    fn shows_the_mesh(&self) {
+        let workloads = self.workloads();
+        assert_eq!(self.table(&format!("workload {NEAR}"), WORKLOADS), workloads);
+        let one = |words: &str| self.table(words, WORKLOADS);
+        assert_eq!(one("workload --workload-node node9"), [workloads[0].clone(), workloads[4].clone()]);
+        assert_eq!(one(&format!("workload {NEAR} --address {}", self.late.v4)), [workloads[2].clone()]);
+        // A pod of the mesh leads to the proxy of its node.
+        assert_eq!(one("workload server.default"), [workloads[3].clone()]);
+        assert_eq!(self.table(&format!("service {FAR}"), SERVICES), Self::services());
+        assert_eq!(self.table("policy --node node1", POLICIES), Self::policies());
+        let shop = self.table("policy --node node1 --policy-namespace shop", POLICIES);
+        assert_eq!(shop, Self::policies()[2..]);
+    }
+
+    fn shows_certificates(&self) {
+        let shown = self.table(&format!("certificate {NEAR}"), CERTIFICATES);
+        let kinds: Vec<_> = shown.iter().map(|row| row[..4].to_vec()).collect();
+        let client = "spiffe://cluster.local/ns/default/sa/client";
+        let expected = [
+            cells(&[client, "Leaf", "Available", "true"]),
+            cells(&[client, "Intermediate", "Available", "true"]),
+            cells(&[client, "Root", "Available", "true"]),
+            cells(&[LATE, "NA", "Unavailable", "false"]),
+        ];
+        assert_eq!(kinds, expected);
+        let dump = self.world.near().dump().unwrap();
+        let leaf = &dump["certificates"][0]["certChain"][0];
+        assert_eq!(shown[0][4], hexadecimal(leaf["serialNumber"].as_str().unwrap()));
+        assert_eq!(shown[0][5], leaf["expirationTime"].as_str().unwrap());
+        assert_eq!(shown[0][6], leaf["validFrom"].as_str().unwrap());
+    }
+
+    /// In any order: ports decide it.
+    #[track_caller]
+    fn assert_connections(&self, words: &str, mut expected: Vec<Vec<String>>) {
+        let mut shown = self.table(&format!("connections {words}"), CONNECTIONS);
         shown.sort();
+        expected.sort();
         assert_eq!(shown, expected, "{words}");
     }
-    let raw = istioctl.table(&zc(&format!("connections {near} --raw")), CONNECTIONS);
-    assert!(raw.iter().any(|row| row[4] == service().to_string()), "{raw:?}");
-    assert_eq!(
-        istioctl.table(&zc(&format!("connections {near} --direction inbound")), CONNECTIONS),
-        [[""; 0]; 0]
-    );
 
-    // All of it at once, and from a file, where istioctl needs no cluster.
-    let file = world.cluster.directory().join("dump.json");
-    let (status, text) = world.near().get(ADMIN_PORT, "/config_dump").unwrap();
+    fn shows_connections(&self) {
+        let Self { world, stranger, held: [by_name, direct, out, into], .. } = self;
+        let client = |port: &str| format!("client.default:{port}");
+        let app = format!("server.default:{APP_PORT}");
+        let open = stranger.at(APP_PORT).to_string();
+        let outbound = |port: &str, remote: &str, target: &str, protocol: &str| {
+            cells(&["client.default", "Outbound", &client(port), remote, target, protocol])
+        };
+        let expected = vec![
+            outbound(&by_name.1, "server.default:15008", &format!("{WEB}:80"), "HBONE"),
+            outbound(&direct.1, "server.default:15008", &app, "HBONE"),
+            outbound(&out.1, &open, &open, "TCP"),
+        ];
+        self.assert_connections(NEAR, expected);
+        // The two by HBONE may have come by two tunnels, each with a port of its own.
+        let dump = world.far().dump().unwrap();
+        let dumped = dump["workloadState"]["uid-server"]["connections"]["inbound"].as_array().unwrap();
+        let tunnel = |host: Option<&str>| {
+            let mut by_tunnel = dumped.iter().filter(|one| one["protocol"] == "HBONE");
+            let of = by_tunnel.find(|one| one["originalDst"].as_str() == host).unwrap();
+            client(of["src"].as_str().unwrap().rsplit(':').next().unwrap())
+        };
+        let inbound = |remote: &str, target: &str, protocol: &str| {
+            cells(&["server.default", "Inbound", &app, remote, target, protocol])
+        };
+        let expected = vec![
+            inbound(&tunnel(Some(WEB)), WEB, "HBONE"),
+            inbound(&tunnel(None), "", "HBONE"),
+            inbound(&stranger.at(into.1.parse().unwrap()).to_string(), "", "TCP"),
+        ];
+        self.assert_connections("server.default", expected.clone());
+        self.assert_connections(&format!("{FAR} --direction inbound"), expected);
+        self.assert_connections(&format!("{NEAR} --direction inbound"), vec![]);
+        let raw = self.table(&format!("connections {NEAR} --raw"), CONNECTIONS);
+        assert!(raw.iter().any(|row| row[4] == service().to_string()), "{raw:?}");
+    }
+
+    /// All of it at once, and from a file, where istioctl needs no cluster.
+    fn shows_a_file_as_it_shows_the_port(&self, file: &str) {
+        let say = |words: &str| self.istioctl.say(&format!("ztunnel-config {words}"));
+        let all = say(&format!("all --with-headers --file {file}"));
+        assert_eq!(say(&format!("all --with-headers {NEAR}")), all);
+        let after = |part: &str| {
+            let found = all.split(&format!("------ {part} INFO ------\n\n")).nth(1);
+            found.unwrap_or_else(|| panic!("{part} isn't in {all}"))
+        };
+        assert_eq!(rows(after("WORKLOAD"), WORKLOADS), self.workloads());
+        assert_eq!(rows(after("SERVICE"), SERVICES), Self::services());
+        assert_eq!(rows(after("POLICY"), POLICIES), Self::policies());
+        assert_eq!(rows(after("SECRET"), CERTIFICATES).len(), 4);
+        assert_eq!(rows(after("CONNECTIONS"), CONNECTIONS).len(), 3);
+    }
+
+    /// JSON: what it understood is what was dumped. YAML is made of the same.
+    fn shows_what_was_dumped(&self, file: &str, dump: &Value) {
+        for (part, key) in [
+            ("workload", "workloads"),
+            ("service", "services"),
+            ("policy", "policies"),
+            ("certificate", "certificates"),
+        ] {
+            let shown = self.json(&format!("{part} --file {file}"));
+            assert!(!is_empty(&shown), "{part}");
+            assert_eq!(self.json(&format!("{part} {NEAR}")), shown, "{part}");
+            assert_within(&sorted(&shown), &sorted(&dump[key]), part);
+            let yaml = self.istioctl.say(&format!("ztunnel-config {part} {NEAR} -o yaml"));
+            assert!(yaml.starts_with("- ") && yaml.contains("cluster.local"), "{part}: {yaml}");
+        }
+        let states = self.json(&format!("connections {NEAR}"));
+        assert_eq!(self.json(&format!("connections --file {file}")), states);
+        let names = states.as_array().unwrap().iter().map(|one| one["info"]["name"].as_str().unwrap());
+        assert_eq!(names.collect::<Vec<_>>(), ["client", "late", "pending"]);
+        assert_eq!(states[0]["connections"]["outbound"].as_array().unwrap().len(), 3);
+        assert_eq!((&states[0]["state"], &states[2]["state"]), (&"Up".into(), &"Pending".into()));
+        let whole = self.json(&format!("all {NEAR}"));
+        assert_eq!((&whole["workloads"], &whole["services"]), (&dump["workloads"], &dump["services"]));
+    }
+}
+
+#[test]
+fn istioctl_shows_a_live_mesh_in_every_form_that_it_has() {
+    let scene = Scene::start();
+    scene.shows_the_mesh();
+    scene.shows_certificates();
+    scene.shows_connections();
+    let (status, text) = scene.world.near().get(ADMIN_PORT, "/config_dump").unwrap();
     assert_eq!(status, 200);
-    std::fs::write(&file, text).unwrap();
-    let from_file = istioctl.say(&zc(&format!("all --with-headers --file {}", file.display())));
-    assert_eq!(istioctl.say(&zc(&format!("all --with-headers {near}"))), from_file);
-    for part in ["WORKLOAD", "SERVICE", "POLICY", "SECRET", "CONNECTIONS"] {
-        assert!(from_file.contains(&format!("------ {part} INFO ------")), "{part} in {from_file}");
-    }
-    let after = |part: &str| from_file.split(&format!("------ {part} INFO ------\n\n")).nth(1).unwrap();
-    assert_eq!(rows(after("WORKLOAD"), WORKLOADS), workloads);
-    assert_eq!(rows(after("SERVICE"), SERVICES), services);
-    assert_eq!(rows(after("POLICY"), POLICIES), policies);
-    assert_eq!(rows(after("SECRET"), CERTIFICATES), certificates);
-
-    // JSON: what it understood is what was dumped; YAML is made of the same.
-    let parts = [
-        ("workload", dump["workloads"].clone()),
-        ("service", sorted(&dump["services"])),
-        ("policy", sorted(&dump["policies"])),
-        ("certificate", dump["certificates"].clone()),
-    ];
-    for (part, dumped) in parts {
-        let shown = istioctl.json(&zc(&format!("{part} --file {}", file.display())));
-        assert!(!is_empty(&shown), "{part}");
-        let mut shown = shown;
-        if part == "certificate" {
-            // Ours alone, and the long text of a state, are nothing that istioctl shortens in JSON.
-            assert_eq!(shown[1]["state"], dumped[1]["state"]);
-        }
-        if part == "policy" || part == "service" {
-            shown = sorted(&shown);
-        }
-        assert_within(&shown, &dumped, part);
-        let yaml = istioctl.say(&zc(&format!("{part} {near} -o yaml")));
-        assert!(yaml.starts_with("- ") && yaml.contains("cluster.local"), "{part}: {yaml}");
-    }
-    let states = istioctl.json(&zc(&format!("connections {near}")));
-    let names: Vec<_> =
-        states.as_array().unwrap().iter().map(|one| one["info"]["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["client", "late", "pending"]);
-    assert_eq!(states[0]["connections"]["outbound"].as_array().unwrap().len(), 3);
-    assert_eq!((&states[0]["state"], &states[2]["state"]), (&"Up".into(), &"Pending".into()));
-    let whole = istioctl.json(&zc(&format!("all {near}")));
-    assert_eq!((&whole["workloads"], &whole["services"]), (&dump["workloads"], &dump["services"]));
+    let file = scene.world.cluster.directory().join("dump.json");
+    std::fs::write(&file, &text).unwrap();
+    let file = file.to_string_lossy();
+    scene.shows_a_file_as_it_shows_the_port(&file);
+    scene.shows_what_was_dumped(&file, &serde_json::from_str(&text).unwrap());
 }
 
 #[test]
@@ -396,16 +449,15 @@ fn istioctl_reads_and_sets_log_levels() {
     };
     let both = istioctl.say("ztunnel-config log");
     assert_eq!(both, told(1, "info") + &told(2, "info"));
-    let near = "ztunnel-1.istio-system";
-    assert_eq!(log(&format!("{near} --level debug")), told(1, "debug"));
-    assert_eq!(log(&format!("{near} --level warning")), told(1, "warn"));
-    assert_eq!(log(&format!("{near} --level access=debug,info")), told(1, "access=debug,info"));
-    assert_eq!(log(near), told(1, "access=debug,info"));
-    assert_eq!(log("ztunnel-2.istio-system"), told(2, "info"));
+    assert_eq!(log(&format!("{NEAR} --level debug")), told(1, "debug"));
+    assert_eq!(log(&format!("{NEAR} --level warning")), told(1, "warn"));
+    assert_eq!(log(&format!("{NEAR} --level access=debug,info")), told(1, "access=debug,info"));
+    assert_eq!(log(NEAR), told(1, "access=debug,info"));
+    assert_eq!(log(FAR), told(2, "info"));
     // It says in front of the answer what it is about to do.
-    assert!(log(&format!("{near} -r")).ends_with(&told(1, "info")));
+    assert!(log(&format!("{NEAR} -r")).ends_with(&told(1, "info")));
     // What istioctl's help proposes, the reference refuses too: its clauses have `=`.
-    let refused = istioctl.run(&format!("ztunnel-config log {near} --level access:debug,info"));
+    let refused = istioctl.run(&format!("ztunnel-config log {NEAR} --level access:debug,info"));
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("unexpected status code: 400"), "{said}");
 }
