@@ -87,14 +87,21 @@ struct Job {
 
 impl Agent {
     pub fn listen(path: &Path) -> Result<Self> {
-        Self::listen_with(path, Manner::Ordinary)
+        Self::listen_with(path, Manner::Ordinary, [])
     }
 
-    pub fn listen_with(path: &Path, manner: Manner) -> Result<Self> {
+    /// Knows these pods before anybody can connect: a proxy that waits for an agent is there at once, and ends what its
+    /// snapshot lacks.
+    pub fn listen_with(
+        path: &Path,
+        manner: Manner,
+        pods: impl IntoIterator<Item = AgentPod>,
+    ) -> Result<Self> {
+        let pods = pods.into_iter().map(|pod| (pod.uid.clone(), Arc::new(pod))).collect();
         let listener =
             SeqPacketListener::bind(path).with_context(|| format!("listening on {}", path.display()))?;
         let shared = Arc::new(Shared {
-            pods: Mutex::default(),
+            pods: Mutex::new(pods),
             manner: Mutex::new(manner),
             connections: Mutex::default(),
             accepted: AtomicUsize::new(0),
@@ -442,7 +449,7 @@ mod tests {
     fn unsolicited_data_ends_a_connection_and_junk_can_be_said() {
         let directory = tempfile::tempdir().unwrap();
         let agent =
-            Agent::listen_with(&directory.path().join("agent.sock"), Manner::Junk(vec![255])).unwrap();
+            Agent::listen_with(&directory.path().join("agent.sock"), Manner::Junk(vec![255]), []).unwrap();
         let proxy = Proxy::connect(&agent);
         let mut bytes = [0; 8];
         assert_eq!((proxy.0.recv(&mut bytes, Some(DEADLINE)).unwrap().len, bytes[0]), (1, 255));

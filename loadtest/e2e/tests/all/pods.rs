@@ -78,8 +78,8 @@ fn a_restart_of_the_cni_agent_keeps_pods_and_connections_and_shows_in_readiness(
     });
     say(&mut held, 2).unwrap();
     assert!(works(&world.client), "new connections while the agent is away");
-    let agent = Agent::listen(&path).unwrap();
-    agent.know(agent_pod(&world.client).unwrap());
+    let known = [agent_pod(&world.client).unwrap()];
+    let agent = Agent::listen_with(&path, Manner::Ordinary, known).unwrap();
     agent.wait_for_snapshot(1, Duration::from_secs(20)).unwrap();
     world.cluster.set_agent(1, agent);
     ringway_e2e::eventually("ready again", STEP, || is_ready(&world));
@@ -169,8 +169,8 @@ fn whatever_the_agent_does_pods_are_served_and_an_orderly_one_makes_it_ready_aga
     .enumerate()
     {
         let path = world.cluster.stop_agent(1).unwrap();
-        let odd = Agent::listen_with(&path, manner.clone()).unwrap();
-        odd.know(agent_pod(&world.client).unwrap());
+        let known = [agent_pod(&world.client).unwrap()];
+        let odd = Agent::listen_with(&path, manner.clone(), known).unwrap();
         ringway_e2e::eventually(&format!("{manner:?}: the proxy connects"), Duration::from_secs(20), || {
             odd.accepted() > 0
         });
@@ -189,8 +189,8 @@ fn whatever_the_agent_does_pods_are_served_and_an_orderly_one_makes_it_ready_aga
             assert_eq!(odd.faults(), Vec::<String>::new(), "{manner:?}");
         }
         drop(odd);
-        let agent = Agent::listen(&path).unwrap();
-        agent.know(agent_pod(&world.client).unwrap());
+        let known = [agent_pod(&world.client).unwrap()];
+        let agent = Agent::listen_with(&path, Manner::Ordinary, known).unwrap();
         agent
             .wait_for_snapshot(1, Duration::from_secs(30))
             .unwrap_or_else(|error| panic!("after {manner:?}: {error}"));

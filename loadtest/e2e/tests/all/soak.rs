@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use fastrand::Rng;
-use ringway::demo::agent::Agent;
+use ringway::demo::agent::{Agent, Manner};
 use ringway::demo::cluster::{READY_BOUND, agent_pod};
 use ringway::demo::node::ended_well;
 use ringway::demo::topology::Pod;
@@ -185,13 +185,13 @@ impl Soak {
     fn restart_agent(&mut self, node: u8) {
         let cluster = &mut self.world.cluster;
         let path = cluster.stop_agent(node).unwrap();
-        let agent = Agent::listen(&path).unwrap();
         let pods: &[&Pod] = match (node, self.present) {
             (1, true) => &[&self.world.client, &self.guest],
             (1, false) => &[&self.world.client],
             _ => &[&self.world.server],
         };
-        pods.iter().for_each(|pod| agent.know(agent_pod(pod).unwrap()));
+        let known = pods.iter().map(|pod| agent_pod(pod).unwrap());
+        let agent = Agent::listen_with(&path, Manner::Ordinary, known).unwrap();
         agent.wait_for_snapshot(1, READY_BOUND).unwrap();
         assert_eq!(agent.faults(), Vec::<String>::new());
         cluster.set_agent(node, agent);
