@@ -20,7 +20,7 @@ use crate::config::{
     Aead, Auth, Config, ControlPlane, EventLoop as WantedLoop, LocalXds, ProxyMode, RootCertificate,
     WorkloadInfo,
 };
-use crate::control::control::{Control, Discovery, Facts, Mode, Wiring};
+use crate::control::control::Control;
 use crate::control::crl::RevocationFile;
 use crate::control::grpc::{self, CertificateClient, Target};
 use crate::control::hosts::NameServers;
@@ -28,6 +28,7 @@ use crate::control::logs::Logs;
 use crate::control::publish::Source;
 use crate::control::signing::{Embedded, NoAuthority, Signer};
 use crate::control::source::LocalSource;
+use crate::control::wiring::{Discovery, Facts, Mode, Wiring};
 use crate::control::xds::{self, NodeFacts};
 use crate::mesh::snapshot::Snapshot;
 use crate::path;

@@ -16,7 +16,7 @@ use crate::bridge::mailbox::Mailbox;
 use crate::bridge::order::Order;
 use crate::bridge::published::Published;
 use crate::bridge::settings::Settings;
-use crate::control::control::{Facts, Quit};
+use crate::control::control::Quit;
 use crate::control::dump::Dump;
 use crate::control::flows::FlowDesk;
 use crate::control::http::{self, Answering, Handler, Question, Reply};
@@ -26,6 +26,7 @@ use crate::control::pprof;
 use crate::control::publish::StaticConfig;
 use crate::control::shards;
 use crate::control::why;
+use crate::control::wiring::Facts;
 
 /// Answers the admin port.
 pub struct AdminServer {

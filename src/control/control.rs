@@ -3,27 +3,22 @@
 //! of its own. It may stall for a moment (a large file) without any connection noticing.
 
 use std::any::Any;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{mpsc, oneshot, watch};
-use tracing::{error, info, warn};
+use tracing::{info, warn};
 
-use crate::base::limits::{
-    CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, POD_RETRY_MS, REPORTS_QUEUED,
-};
+use crate::base::limits::{CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, REPORTS_QUEUED};
 use crate::base::text::Text;
-use crate::bridge::absent::{Absent, AbsentNames};
-use crate::bridge::hosts::Hosts;
+use crate::bridge::absent::AbsentNames;
 use crate::bridge::identities::Identities;
-use crate::bridge::lines::LineSink;
 use crate::bridge::mailbox::{Letterbox, Mailbox, mailbox};
-use crate::bridge::order::{Order, Pod, PodKind};
+use crate::bridge::order::Order;
 use crate::bridge::published::Published;
 use crate::bridge::report::Report;
 use crate::bridge::settings::Settings;
@@ -33,87 +28,20 @@ use crate::control::cni::{Board, Cni, Letter};
 use crate::control::crl::RevocationFile;
 use crate::control::flows::FlowDesk;
 use crate::control::heartbeat::Heartbeat;
-use crate::control::hosts::{HostDesk, NameServers};
+use crate::control::hosts::HostDesk;
 use crate::control::http::{BindError, Server, Serving};
 use crate::control::live::Pods;
-use crate::control::logging::{LogLevels, Logging};
+use crate::control::logging::Logging;
 use crate::control::mesh_thread::{self, Answer, MeshThread, Seed, Update};
 use crate::control::metrics::{MetricsServer, Sources};
-use crate::control::publish::{Orders, Source};
+use crate::control::own::OwnPods;
+use crate::control::publish::Orders;
 use crate::control::ready::{DRAIN, PODS, PROXY, Readiness, ReadinessServer, STATE};
 use crate::control::recorder::Registry;
-use crate::control::signing::{Desk, Signer};
+use crate::control::signing::Desk;
 use crate::control::wake::{Bell, Signals};
-use crate::control::xds::{Client, Dial};
-use crate::wire::pb::discovery::Node;
-
-/// What the control thread is given.
-pub struct Wiring {
-    pub published: Arc<Published>,
-    pub identities: Arc<Identities>,
-    /// One mailbox a shard, in the order of their numbers.
-    pub shards: Vec<Mailbox<Order>>,
-    pub reports: Letterbox<Report>,
-    pub settings: Arc<Settings>,
-    /// Where the mesh comes from, either or both; with neither it stays empty, and counts as complete.
-    pub file: Option<Box<dyn Source>>,
-    pub control_plane: Option<Discovery>,
-    /// Whose workloads are local; all, where it isn't set.
-    pub local_node: Option<Text>,
-    pub absent: Arc<Absent>,
-    pub hosts: Arc<Hosts>,
-    pub name_servers: NameServers,
-    /// `CRL_PATH`.
-    pub revocation: Option<RevocationFile>,
-    pub signer: Arc<dyn Signer>,
-    pub certificate_ttl: Duration,
-    pub mode: Mode,
-    /// Pods that are this process's own: the workload of dedicated mode, or the proxy's own inbound listener.
-    /// Started once the mesh is known.
-    pub own: Vec<Arc<Pod>>,
-    pub readiness_addresses: Vec<SocketAddr>,
-    pub metrics_addresses: Vec<SocketAddr>,
-    pub admin_addresses: Vec<SocketAddr>,
-    /// `RINGWAY_ADMIN_SOCKET`.
-    pub admin_socket: Option<PathBuf>,
-    pub facts: Facts,
-    pub lines: LineSink,
-    /// `None`: `/logging` says that logging isn't there.
-    pub logs: Option<Arc<dyn LogLevels>>,
-}
-
-/// The control plane that tells the mesh.
-pub struct Discovery {
-    pub dial: Box<dyn Dial>,
-    pub on_demand: bool,
-    pub node: Node,
-}
-
-#[derive(Clone, Debug)]
-pub enum Mode {
-    /// Pods are named by the CNI agent behind this socket; certificates are made ahead.
-    Shared { cni: PathBuf },
-    /// One workload, in the process's own namespace.
-    Dedicated,
-}
-
-/// What doesn't change while the process lives, as the dump and the metrics show it.
-#[derive(Clone, Debug)]
-pub struct Facts {
-    /// `version` of the dump: {version, gitRevision, rustVersion, buildProfile, buildStatus, istioVersion,
-    /// cryptoProvider}.
-    pub version: serde_json::Value,
-    /// `config` of the dump.
-    pub config: serde_json::Value,
-    /// The tag of `istio_build`.
-    pub istio_version: String,
-    /// `io_uring` or `epoll`.
-    pub event_loop: String,
-    /// Why it isn't `io_uring`; empty otherwise.
-    pub event_loop_cause: String,
-    /// The library that protects records.
-    pub aead: String,
-}
+use crate::control::wiring::{Mode, Wiring};
+use crate::control::xds::Client;
 
 /// Why the control thread, and so the process, can't go on.
 #[derive(Debug, thiserror::Error)]
@@ -306,7 +234,7 @@ struct Loop {
     revocation: Option<RevocationFile>,
     identities: Arc<Identities>,
     prefetch: bool,
-    own: HashMap<Text, Own>,
+    own: OwnPods,
     readiness: Arc<Readiness>,
     registry: Registry,
     /// Until the mesh is known, then it runs on its thread.
@@ -318,15 +246,6 @@ struct Loop {
     heartbeat: Heartbeat,
     dedicated: bool,
     drained: BTreeSet<usize>,
-}
-
-/// A pod of the process itself.
-struct Own {
-    pod: Arc<Pod>,
-    shards: Vec<usize>,
-    owing: usize,
-    failure: Option<String>,
-    retry_at: Option<Instant>,
 }
 
 impl Loop {
@@ -346,13 +265,8 @@ impl Loop {
         }
         let dedicated = matches!(wiring.mode, Mode::Dedicated);
         let hosts = HostDesk::new(wiring.hosts, wiring.name_servers.resolver());
-        let own = own.into_iter().map(|pod| {
-            // The one workload of a dedicated proxy has all shards to itself.
-            let shards = if dedicated { (0..shards.len()).collect() } else { settings.shards_of(&pod.uid) };
-            (pod.uid.clone(), Own { pod, shards, owing: 0, failure: None, retry_at: None })
-        });
         Self {
-            own: own.collect(),
+            own: OwnPods::new(own, dedicated, shards.len(), &settings),
             desk: Desk::new(
                 Ca::new(identities.clone(), fastrand::Rng::new()),
                 signer,
@@ -417,7 +331,7 @@ impl Loop {
     fn tick(&mut self) -> Result<(), ControlError> {
         let now = Instant::now();
         self.take_reports()?;
-        self.retry_own(now);
+        self.own.retry(now, &mut self.orders);
         self.orders.flush();
         self.hand_letters_on();
         self.heartbeat.beat(now, &self.readiness);
@@ -475,11 +389,8 @@ impl Loop {
     /// The first full state: from here on traffic may flow.
     fn mesh_is_known(&mut self) -> Result<(), ControlError> {
         self.readiness.complete(STATE);
-        let uids: Vec<Text> = self.own.keys().cloned().collect();
-        for uid in &uids {
-            self.start_own(uid);
-        }
-        if !self.dedicated || uids.is_empty() {
+        self.own.start(&mut self.orders);
+        if !self.dedicated || self.own.is_empty() {
             self.readiness.complete(PROXY);
         }
         let Some(cni) = self.cni.take() else { return Ok(()) };
@@ -498,67 +409,19 @@ impl Loop {
         Ok(())
     }
 
-    fn start_own(&mut self, uid: &Text) {
-        let Some(own) = self.own.get_mut(uid) else { return };
-        (own.owing, own.failure, own.retry_at) = (own.shards.len(), None, None);
-        for shard in &own.shards {
-            self.orders.post(*shard, Order::Start(own.pod.clone()));
-        }
-    }
-
-    fn retry_own(&mut self, now: Instant) {
-        let due = self.own.values().filter(|own| own.retry_at.is_some_and(|at| at <= now));
-        let due: Vec<Text> = due.map(|own| own.pod.uid.clone()).collect();
-        for uid in due {
-            self.start_own(&uid);
-        }
-    }
-
-    fn own_started(
-        &mut self,
-        uid: &Text,
-        shard: usize,
-        result: Result<(), String>,
-    ) -> Result<(), ControlError> {
-        let Some(own) = self.own.get_mut(uid) else { return Ok(()) };
-        own.owing = own.owing.saturating_sub(1);
-        if let Err(error) = result {
-            own.failure.get_or_insert(format!("shard {shard}: {error}"));
-        }
-        if own.owing > 0 {
-            return Ok(());
-        }
-        let Some(error) = own.failure.take() else {
-            if own.pod.kind == PodKind::Workload {
-                self.readiness.complete(PROXY);
-            }
-            return Ok(());
-        };
-        let pod = format!("{}/{}", own.pod.info.namespace, own.pod.info.name);
-        if self.dedicated {
-            return Err(ControlError::OwnPod { pod, error });
-        }
-        // Scrapes over HBONE fail until then; the pods of the node don't depend on it.
-        error!(%pod, "the proxy's own inbound listener can't start, trying again: {error}");
-        own.retry_at = Some(Instant::now() + Duration::from_millis(POD_RETRY_MS));
-        for shard in &own.shards {
-            let how = crate::bridge::order::Ending::Now;
-            self.orders.post(*shard, Order::Stop { uid: uid.clone(), how });
-        }
-        Ok(())
-    }
-
     fn take_reports(&mut self) -> Result<(), ControlError> {
         self.reports.silence();
         while let Some(report) = self.reports.take() {
             match report {
-                Report::Started { uid, shard, result } if self.own.contains_key(&uid) => {
-                    self.own_started(&uid, shard, result)?;
+                Report::Started { uid, shard, result } if self.own.contains(&uid) => {
+                    if self.own.started(&uid, shard, result, &mut self.orders)? {
+                        self.readiness.complete(PROXY);
+                    }
                 }
                 Report::Started { uid, shard, result } => {
                     self.letters.push_back(Letter::Started { uid, shard, result });
                 }
-                Report::Stopped { uid, .. } if self.own.contains_key(&uid) => {}
+                Report::Stopped { uid, .. } if self.own.contains(&uid) => {}
                 Report::Stopped { uid, shard } => self.letters.push_back(Letter::Stopped { uid, shard }),
                 Report::Want(identity) => self.desk.keeper.want(identity, SystemTime::now()),
                 Report::Lookup(name) => self.lookups.push_back(name),

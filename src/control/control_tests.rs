@@ -3,17 +3,20 @@
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::bridge::order::PodInfo;
+use crate::bridge::lines::LineSink;
+use crate::bridge::order::{Pod, PodInfo, PodKind};
 use crate::bridge::report::ShardStats;
-
 use crate::control::hosts::NameServers;
 use crate::control::http::test::get;
+use crate::control::publish::Source;
 use crate::control::signing::NoAuthority;
 use crate::control::source::LocalSource;
 use crate::control::test_support::{Shards as Fakes, settings};
+use crate::control::wiring::{Discovery, Facts};
 use crate::control::xds::testing::{Plain, Plane, pod as told_pod, policy, uid};
 use crate::mesh::snapshot::Snapshot;
 use crate::sys::fdpass::SeqPacketListener;
+use crate::wire::pb::discovery::Node;
 use crate::wire::xds::{ADDRESS_TYPE, AUTHORIZATION_TYPE};
 use crate::wire::zds::{self, Message};
 

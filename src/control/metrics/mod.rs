@@ -28,13 +28,13 @@ use crate::bridge::published::Published;
 use crate::bridge::report::ShardStats;
 use crate::control::chunks::{Writer, chunks};
 use crate::control::cni::Board;
-use crate::control::control::Facts;
 use crate::control::http::{self, Answering, Body, Handler, Question, Reply};
 use crate::control::metrics::encoding::{Encoder, Encoding};
 use crate::control::metrics::family::Page;
 use crate::control::metrics::idle::Idle;
 use crate::control::recorder::Registry;
 use crate::control::shards;
+use crate::control::wiring::Facts;
 use crate::sys::proc;
 
 /// Answers scrapes.
