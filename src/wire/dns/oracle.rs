@@ -111,11 +111,7 @@ proptest! {
         if theirs.queries.len() != 1 || question_of(&message).is_none() {
             return Ok(());
         }
-        let address = |record: &Record| match record.data {
-            RData::A(A(ip)) => Some(IpAddr::from(ip)),
-            RData::AAAA(AAAA(ip)) => Some(IpAddr::from(ip)),
-            _ => None,
-        };
+        let address = |record: &Record| record.data.ip_addr();
         let in_class = theirs.answers.iter().filter(|record| record.dns_class == DNSClass::IN);
         prop_assert_eq!(reply::addresses(&message), in_class.filter_map(address).collect::<Vec<_>>());
         if let Some(keeping) = reply::keeping(&message)
