@@ -111,12 +111,7 @@ proptest! {
         if theirs.queries.len() != 1 || question_of(&message).is_none() {
             return Ok(());
         }
-        let address = |record: &Record| {
-            if let RData::A(A(ip)) = record.data {
-                return Some(IpAddr::from(ip));
-            }
-            if let RData::AAAA(AAAA(ip)) = record.data { Some(IpAddr::from(ip)) } else { None }
-        };
+        let address = |record: &Record| record.data.ip_addr();
         let in_class = theirs.answers.iter().filter(|record| record.dns_class == DNSClass::IN);
         prop_assert_eq!(reply::addresses(&message), in_class.filter_map(address).collect::<Vec<_>>());
         if let Some(keeping) = reply::keeping(&message)
