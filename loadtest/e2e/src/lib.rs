@@ -21,6 +21,7 @@ pub mod istio_world;
 pub mod istioctl;
 pub mod istiod;
 pub mod lines;
+pub mod metrics_page;
 pub mod names;
 pub mod seccomp;
 pub mod serve;

@@ -25,6 +25,8 @@ mod envoy_waypoint;
 mod gateway;
 #[path = "all/hostile.rs"]
 mod hostile;
+#[path = "all/inventory.rs"]
+mod inventory;
 #[path = "all/istio.rs"]
 mod istio;
 #[path = "all/istio_policy.rs"]
@@ -61,6 +63,8 @@ mod revoke;
 mod stall;
 #[path = "all/storm.rs"]
 mod storm;
+#[path = "all/surface.rs"]
+mod surface;
 #[path = "all/upgrade.rs"]
 mod upgrade;
 #[path = "all/volume.rs"]
