@@ -248,6 +248,8 @@ pub const LOCAL_CONFIG_BYTES: u64 = 256 * 1024 * 1024;
 // Logs.
 /// Entries (a line of the control thread, or a shard's batch) that wait for standard output (the reference's value).
 pub const LOG_LINES_QUEUED: usize = 10_000;
+/// What all of them together may hold, so that an output that stands still costs lines and not the node's memory.
+pub const LOG_BYTES_QUEUED: usize = 16 << 20;
 /// Entries written with one call (the reference's value).
 pub const LOG_LINES_A_WRITE: usize = 64;
 /// How long the control thread waits for room in a full queue before a line is dropped.

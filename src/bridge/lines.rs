@@ -1,11 +1,12 @@
 //! Finished log lines on their way to the one writer. Shards never wait: what doesn't fit is dropped and counted.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 
 use crossbeam::channel::{Sender, TrySendError};
 
 pub use crate::base::level::Level;
+use crate::base::limits::LOG_BYTES_QUEUED;
 
 /// Whole lines, each with its newline.
 pub struct Lines {
@@ -23,6 +24,7 @@ pub struct LineSink {
 #[derive(Default)]
 struct Shared {
     dropped: AtomicU64,
+    queued_bytes: AtomicUsize,
     access_level: AtomicU8,
 }
 
@@ -34,9 +36,27 @@ impl LineSink {
 
     /// Hands lines to the writer, or counts them as dropped.
     pub fn send(&self, lines: Lines) {
+        // Several threads may pass this at once: the bound is exceeded by a batch of each at most.
+        if self.shared.queued_bytes.load(Ordering::Relaxed).saturating_add(lines.bytes.len())
+            > LOG_BYTES_QUEUED
+        {
+            return self.count_lost(lines.count);
+        }
+        self.count_queued(lines.bytes.len());
         if let Err(TrySendError::Full(lost) | TrySendError::Disconnected(lost)) = self.queue.try_send(lines) {
+            self.count_taken(lost.bytes.len());
             self.count_lost(lost.count);
         }
+    }
+
+    /// So many bytes are on their way to the writer.
+    pub fn count_queued(&self, bytes: usize) {
+        self.shared.queued_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// They are no more: written, or lost.
+    pub fn count_taken(&self, bytes: usize) {
+        self.shared.queued_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Counts lines that were lost after they had been queued, or that never reached the queue.

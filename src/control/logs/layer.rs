@@ -37,11 +37,14 @@ impl LineLayer {
     fn send(&self, bytes: Vec<u8>) {
         let may_wait = thread::current().id() == self.patient && !self.stuck.load(Ordering::Relaxed);
         let wait = if may_wait { self.wait } else { Duration::ZERO };
+        let length = bytes.len();
+        self.sink.count_queued(length);
         let sent = self.queue.send_timeout(Lines { bytes, count: 1 }, wait);
         match sent {
             Ok(()) => self.stuck.store(false, Ordering::Relaxed),
             Err(SendTimeoutError::Timeout(_) | SendTimeoutError::Disconnected(_)) => {
                 self.stuck.store(true, Ordering::Relaxed);
+                self.sink.count_taken(length);
                 self.sink.count_lost(1);
             }
         }

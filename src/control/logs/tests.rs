@@ -7,6 +7,7 @@ use std::time::Instant;
 use serde_json::Value;
 
 use super::*;
+use crate::base::limits::LOG_BYTES_QUEUED;
 use crate::bridge::lines::Lines;
 
 /// An output that can be read back.
@@ -218,6 +219,20 @@ fn a_stuck_output_costs_lines_and_one_wait() {
     dispatcher::with_default(&logs.dispatch, || tracing::info!("written"));
     assert!(logs.finish());
     assert_eq!(logs.sink().dropped(), 1_050);
+}
+
+#[test]
+fn a_stuck_output_holds_so_many_bytes_and_no_more() {
+    let output = Stuck::default();
+    let logs = Logs::open(None, Format::Plain, output.clone()).unwrap();
+    let batch = LOG_BYTES_QUEUED / 4;
+    let send = || logs.sink().send(Lines { bytes: vec![b'x'; batch], count: 10 });
+    (0..6).for_each(|_| send());
+    assert_eq!(logs.sink().dropped(), 20);
+    output.open.store(true, Ordering::Release);
+    assert!(logs.finish());
+    (0..4).for_each(|_| send());
+    assert_eq!(logs.sink().dropped(), 20, "there is room again");
 }
 
 #[test]

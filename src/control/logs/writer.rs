@@ -60,6 +60,7 @@ impl<W: Write + Send + 'static> Writer<W> {
         if write_all(&mut self.output, &batch).is_err() {
             self.sink.count_lost(batch.iter().map(|lines| lines.count).sum());
         }
+        self.sink.count_taken(batch.iter().map(|lines| lines.bytes.len()).sum());
     }
 }
 
