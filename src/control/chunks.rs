@@ -2,7 +2,6 @@
 //! too long is given up, and a writer whose reader has gone is told, so that neither holds the other's memory.
 
 use std::collections::VecDeque;
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
@@ -155,12 +154,6 @@ impl Drop for Chunks {
     fn drop(&mut self) {
         self.shared.lock().reader_gone = true;
         self.shared.room.notify_one();
-    }
-}
-
-impl From<Infallible> for Cut {
-    fn from(never: Infallible) -> Self {
-        match never {}
     }
 }
 
