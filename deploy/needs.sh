@@ -52,6 +52,14 @@ istiod_binary() {
     echo "$RINGWAY_CACHE/istiod/$key/istiod-peer"
 }
 
+build_h2spec() {
+    [ -n "${H2SPEC_BIN:-}" ] || [ -x "$RINGWAY_CACHE/h2spec/h2spec" ] && return 0
+    need go golang-go
+    echo "building h2spec (Go)"
+    GOBIN=$RINGWAY_CACHE/h2spec nice go install 'github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible' ||
+        fail "h2spec could not be built (or set H2SPEC_BIN)"
+}
+
 # Built once: about ten minutes on two cores, with an empty cache of Go's.
 build_istiod() {
     [ -n "${ISTIOD_PEER_BIN:-}" ] && return 0

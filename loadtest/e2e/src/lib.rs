@@ -31,6 +31,7 @@ pub mod seccomp;
 pub mod serve;
 pub mod sockets;
 pub mod standin_world;
+pub mod threads;
 pub mod verdicts;
 pub mod visits;
 pub mod world;

@@ -25,8 +25,12 @@ mod envoy;
 mod envoy_gateway;
 #[path = "all/envoy_waypoint.rs"]
 mod envoy_waypoint;
+#[path = "all/faults.rs"]
+mod faults;
 #[path = "all/gateway.rs"]
 mod gateway;
+#[path = "all/h2spec.rs"]
+mod h2spec;
 #[path = "all/hostile.rs"]
 mod hostile;
 #[path = "all/inventory.rs"]

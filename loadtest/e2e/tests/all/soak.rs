@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use ringway::wire::pb::security::{
 use ringway_e2e::baseline::Baseline;
 use ringway_e2e::serve::{Server, digest, echo, source};
 use ringway_e2e::standin_world::{StandinWorld, workload};
-use ringway_e2e::visits::{Places, Visit, visit};
+use ringway_e2e::visits::{Places, Visit, Visitor};
 use ringway_e2e::world::{APP_PORT, STEP, service, try_dial};
 use ringway_standin::mesh::{Change, Item};
 use rustix::process::Signal;
@@ -42,7 +42,8 @@ const CLOSED_PORT: u16 = 9;
 #[derive(Default)]
 struct Tally {
     counts: Mutex<BTreeMap<String, usize>>,
-    wrong: Mutex<Vec<String>>,
+    /// What went wrong, and whose connection it was.
+    wrong: Mutex<Vec<(String, SocketAddr)>>,
 }
 
 impl Tally {
@@ -50,9 +51,9 @@ impl Tally {
         *self.counts.lock().unwrap().entry(what.to_owned()).or_default() += 1;
     }
 
-    fn wrong(&self, what: String) {
+    fn wrong(&self, what: String, from: IpAddr, port: u16) {
         eprintln!("soak: {what}");
-        self.wrong.lock().unwrap().push(what);
+        self.wrong.lock().unwrap().push((what, SocketAddr::new(from, port)));
     }
 
     fn of(&self, what: &str) -> usize {
@@ -61,19 +62,29 @@ impl Tally {
 }
 
 /// Visits one after another. Where `lasts`, nothing takes the pod away, so none may fail.
-fn visits(from: &Pod, places: Places, mut random: Rng, lasts: bool, stop: &AtomicBool, tally: &Tally) {
+fn visits(from: &Pod, places: Places, random: Rng, lasts: bool, stop: &AtomicBool, tally: &Tally) {
+    let mut visitor = Visitor::new(from, places, random);
     while !stop.load(Ordering::Relaxed) {
-        match visit(from, places, &mut random) {
-            (name, Visit::Fine) => tally.count(name),
-            (name, Visit::Failed(error)) if lasts => {
-                tally.wrong(format!("{name} from {}: {error}", from.name))
+        let started = Instant::now();
+        let (name, what) = match visitor.visit() {
+            (name, Visit::Fine) => {
+                tally.count(name);
+                continue;
             }
-            (_, Visit::Failed(_)) => {
+            (_, Visit::Failed(_)) if !lasts => {
                 tally.count("visits of a pod that comes and goes, cut or refused");
                 std::thread::sleep(Duration::from_millis(50));
+                continue;
             }
-            (name, Visit::Wrong(what)) => tally.wrong(format!("{name} from {}: {what}", from.name)),
-        }
+            (name, Visit::Failed(error)) => (name, error.to_string()),
+            (name, Visit::Wrong(what)) => (name, what),
+        };
+        let (port, took) = (visitor.port, started.elapsed());
+        tally.wrong(
+            format!("{name} from {}:{port}, after {took:.1?}: {what}", from.name),
+            from.v4.into(),
+            port,
+        );
     }
 }
 
@@ -274,7 +285,9 @@ fn random_clients_and_a_changing_mesh_leave_nothing_behind_and_change_no_byte() 
                 tell(&soak, started);
             }
             let event = events.pop().expect("filled above");
+            let begun = started.elapsed();
             soak.happen(event, &mut random);
+            eprintln!("soak: {begun:.1?} to {:.1?}: {event:?}", started.elapsed());
             tally.count(&format!("{event:?}"));
             std::thread::sleep(Duration::from_millis(random.u64(..1_000)));
         }
@@ -285,12 +298,26 @@ fn random_clients_and_a_changing_mesh_leave_nothing_behind_and_change_no_byte() 
     }
     let signed = soak.world.standin.asked().len();
     eprintln!("soak: {signed:8} certificates asked for");
-    assert_eq!(*tally.wrong.lock().unwrap(), Vec::<String>::new());
+    let wrong = tally.wrong.lock().unwrap();
+    for (_, client) in &*wrong {
+        tell_lines(&soak, &format!("\"{client}\""));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
     assert!(tally.of("echo") > 20 && tally.of("download") > 5, "too little happened to tell");
     if !soak.present {
         soak.toggle_guest();
     }
     baseline.is_back_in(&soak.world.cluster, &soak.pods());
+}
+
+/// What any of the proxies said about a client's connection, also those that were replaced.
+fn tell_lines(soak: &Soak, client: &str) {
+    for file in std::fs::read_dir(soak.world.cluster.directory()).unwrap().flatten() {
+        let Ok(text) = std::fs::read_to_string(file.path()) else { continue };
+        for line in text.lines().filter(|line| line.contains(client)) {
+            eprintln!("soak: {} {line}", file.file_name().display());
+        }
+    }
 }
 
 /// How the proxies are.
