@@ -10,8 +10,8 @@ use ringway::config::Surroundings;
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// Few arenas, since shards allocate little; unused pages go back within a second. Heap profiling is prepared, as in the
-/// reference, and off until somebody switches it on (`/debug/pprof/heap/profiling`).
+/// Few arenas, since shards allocate little; unused pages go back within a second. Heap profiling is prepared, as in
+/// the reference, and off until somebody switches it on (`/debug/pprof/heap/profiling`).
 #[expect(unsafe_code, reason = "the allocator reads its options from this symbol")]
 #[unsafe(export_name = "_rjem_malloc_conf")]
 pub static MALLOC_OPTIONS: &[u8; 114] =
