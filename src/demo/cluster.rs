@@ -155,7 +155,7 @@ impl Cluster {
         self.proxies.retain(|(number, _)| *number != node);
         let space = self.topology.node(node)?.space.clone();
         let proxy = self.start_at_home(node, &space)?;
-        self.proxies.push((node, proxy));
+        self.replace(node, proxy);
         Ok(())
     }
 
@@ -163,7 +163,7 @@ impl Cluster {
     pub fn take_over(&mut self, node: u8, successor: NodeProxy) -> Option<NodeProxy> {
         let before = self.proxies.iter().position(|(number, _)| *number == node);
         let before = before.map(|index| self.proxies.remove(index).1);
-        self.proxies.push((node, successor));
+        self.replace(node, successor);
         before
     }
 
@@ -182,6 +182,12 @@ impl Cluster {
     pub fn proxy_mut(&mut self, node: u8) -> Result<&mut NodeProxy> {
         let found = self.proxies.iter_mut().find(|(number, _)| *number == node).map(|(_, proxy)| proxy);
         found.with_context(|| format!("no proxy runs on node {node}"))
+    }
+
+    /// They stay in the order of their nodes.
+    fn replace(&mut self, node: u8, proxy: NodeProxy) {
+        let at = self.proxies.partition_point(|(number, _)| *number < node);
+        self.proxies.insert(at, (node, proxy));
     }
 
     pub fn proxies(&self) -> impl Iterator<Item = &NodeProxy> {
