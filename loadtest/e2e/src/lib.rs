@@ -36,6 +36,7 @@ pub mod verdicts;
 pub mod visits;
 pub mod world;
 
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 /// Waits until `done`, looking often; panics with `what` where it doesn't come true in time.
@@ -52,6 +53,11 @@ pub fn eventually(what: &str, within: Duration, mut done: impl FnMut() -> bool) 
 pub fn block_on<F: Future>(future: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime").block_on(future)
+}
+
+/// A line of a report. It goes past the harness, which keeps to itself what passing tests print.
+pub fn report(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Bytes that tell where they belong: position-dependent, different for each seed.

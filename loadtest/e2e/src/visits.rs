@@ -9,7 +9,9 @@ use fastrand::Rng;
 use ringway::demo::topology::Pod;
 
 use crate::serve::Digest;
-use crate::world::try_dial;
+
+/// What never comes on a machine that is merely busy.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Where a visitor finds `serve::echo`, `serve::source`, `serve::digest`, and nobody.
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +32,7 @@ pub enum Visit {
     Wrong(String),
 }
 
-type Manner<V> = fn(&mut V) -> Result<Visit>;
+type Manner<'a> = fn(&mut Visitor<'a>) -> Result<Visit>;
 
 /// A client that makes visits, one connection each.
 pub struct Visitor<'a> {
@@ -48,7 +50,7 @@ impl<'a> Visitor<'a> {
 
     /// One visit in a manner that the generator chooses; its name, and what it came to.
     pub fn visit(&mut self) -> (&'static str, Visit) {
-        let manners: [(&str, Manner<Self>); 8] = [
+        let manners: [(&str, Manner<'a>); 8] = [
             ("echo", Self::echo),
             ("echo", Self::echo),
             ("upload and half-close", Self::upload),
@@ -64,7 +66,9 @@ impl<'a> Visitor<'a> {
 
     fn dial(&mut self, to: SocketAddr) -> Result<TcpStream> {
         self.port = 0;
-        let stream = try_dial(self.from, to)?;
+        let stream = self.from.space.connect(to, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
         self.port = stream.local_addr()?.port();
         Ok(stream)
     }

@@ -1,20 +1,18 @@
 //! A peer with a certificate of the mesh does what HTTP/2 and TLS let it do to a server. What it costs has a bound: a
 //! proxy's memory and its other clients' waits stay in the order of what they were; the peer is cut off, and counted.
 
-#![expect(clippy::print_stderr, reason = "the report is for whoever reads the log")]
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ringway::demo::node::NodeProxy;
 use ringway_e2e::baseline::Baseline;
-use ringway_e2e::block_on;
 use ringway_e2e::frames::{self, Frame, frame};
 use ringway_e2e::hbone::{HBONE_PORT, HbonePeer, PREFACE};
 use ringway_e2e::neighbour::{Neighbour, Seen};
 use ringway_e2e::serve::{Server, echo, source};
 use ringway_e2e::world::{APP_PORT, STEP, World, service};
+use ringway_e2e::{block_on, report};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -249,14 +247,14 @@ fn counted(proxy: &NodeProxy, name: &str) -> f64 {
 /// Compares with the quiet time, and says a line of the report.
 fn judge(what: &str, outcome: &str, seen: &Seen, quiet: &Seen, slack_bytes: u64) -> Option<String> {
     let mib = |bytes: u64| bytes >> 20;
-    eprintln!(
+    report(&format!(
         "{what:28} {outcome:40} p99 {:>8.1?} of {:>4} (quiet {:.1?}), resident {} MiB (quiet {})",
         seen.p99(),
         seen.requests(),
         quiet.p99(),
         mib(seen.resident_bytes),
         mib(quiet.resident_bytes),
-    );
+    ));
     let slow = seen.p99() > quiet.p99() * 2 + WAIT_SLACK;
     let large = seen.resident_bytes > quiet.resident_bytes * 2 + slack_bytes;
     let failed = seen.failures.first();

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use ringway_e2e::baseline::Baseline;
-use ringway_e2e::block_on;
 use ringway_e2e::hbone::{HBONE_PORT, HbonePeer};
 use ringway_e2e::world::World;
+use ringway_e2e::{block_on, report};
 use tokio::io::{AsyncWriteExt, copy, sink, split};
 use tokio::net::TcpListener;
 use tokio::task::{LocalSet, spawn_blocking, spawn_local};
@@ -133,7 +133,7 @@ fn h2spec_finds_nothing_but_what_does_not_apply() {
     let said: Vec<_> = outputs.iter().map(|output| String::from_utf8_lossy(&output.stdout)).collect();
     let total: u32 = said.iter().map(|said| passed(said)).sum();
     let failures: Vec<_> = said.iter().flat_map(|said| failed(said)).collect();
-    eprintln!("h2spec: {total} cases passed, {} failed", failures.len());
+    report(&format!("h2spec: {total} cases passed, {} failed", failures.len()));
     let known = |title: &String| NOT_APPLICABLE.iter().any(|(_, titles)| titles.contains(&title.as_str()));
     let wrong: Vec<_> = failures.iter().filter(|title| !known(title)).collect();
     assert!(wrong.is_empty(), "{wrong:#?}\n{}", said.join("\n"));

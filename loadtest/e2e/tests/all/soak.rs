@@ -2,8 +2,6 @@
 //! control plane, CNI agents and proxies are replaced. Afterwards everything is back where it was, and not one byte
 //! was wrong. RINGWAY_SOAK_SEED repeats a run's choices.
 
-#![expect(clippy::print_stderr, reason = "the report is for whoever reads the log")]
-
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
@@ -20,6 +18,7 @@ use ringway::wire::pb::security::{
     Action, Authorization, Clause, Match, Rule, Scope, StringMatch, string_match,
 };
 use ringway_e2e::baseline::Baseline;
+use ringway_e2e::report;
 use ringway_e2e::serve::{Server, digest, echo, source};
 use ringway_e2e::standin_world::{StandinWorld, workload};
 use ringway_e2e::visits::{Places, Visit, Visitor};
@@ -33,7 +32,7 @@ const VISITORS: usize = 4;
 /// Certificates live so short that each is renewed several times.
 const CERTIFICATE_LIFE: Duration = Duration::from_secs(30);
 /// Longer than any visit, so that a replaced proxy has none to cut.
-const DRAIN: &str = "30s";
+const DRAIN: &str = "120s";
 const SOURCE_PORT: u16 = 8_081;
 const DIGEST_PORT: u16 = 8_082;
 const CLOSED_PORT: u16 = 9;
@@ -42,6 +41,7 @@ const CLOSED_PORT: u16 = 9;
 #[derive(Default)]
 struct Tally {
     counts: Mutex<BTreeMap<String, usize>>,
+    slowest: Mutex<Duration>,
     /// What went wrong, and whose connection it was.
     wrong: Mutex<Vec<(String, SocketAddr)>>,
 }
@@ -51,8 +51,13 @@ impl Tally {
         *self.counts.lock().unwrap().entry(what.to_owned()).or_default() += 1;
     }
 
+    fn slowest(&self, took: Duration) {
+        let mut slowest = self.slowest.lock().unwrap();
+        *slowest = took.max(*slowest);
+    }
+
     fn wrong(&self, what: String, from: IpAddr, port: u16) {
-        eprintln!("soak: {what}");
+        report(&format!("soak: {what}"));
         self.wrong.lock().unwrap().push((what, SocketAddr::new(from, port)));
     }
 
@@ -69,6 +74,7 @@ fn visits(from: &Pod, places: Places, random: Rng, lasts: bool, stop: &AtomicBoo
         let (name, what) = match visitor.visit() {
             (name, Visit::Fine) => {
                 tally.count(name);
+                tally.slowest(started.elapsed());
                 continue;
             }
             (_, Visit::Failed(_)) if !lasts => {
@@ -215,7 +221,7 @@ impl Soak {
         next.wait_ready(READY_BOUND).unwrap();
         let mut old = cluster.take_over(node, next).unwrap();
         old.signal(Signal::TERM).unwrap();
-        let status = old.wait(6 * STEP).unwrap_or_else(|error| panic!("{error}\n{}", old.last_words()));
+        let status = old.wait(13 * STEP).unwrap_or_else(|error| panic!("{error}\n{}", old.last_words()));
         assert!(ended_well(status), "node {node}: {status}\n{}", old.last_words());
         cluster.bury(old);
     }
@@ -249,7 +255,7 @@ fn number(variable: &str, default: impl FnOnce() -> u64) -> u64 {
 fn random_clients_and_a_changing_mesh_leave_nothing_behind_and_change_no_byte() {
     let (seconds, seed) =
         (number("RINGWAY_SOAK_SECONDS", || SECONDS), number("RINGWAY_SOAK_SEED", || fastrand::u64(..)));
-    eprintln!("soak: RINGWAY_SOAK_SECONDS={seconds} RINGWAY_SOAK_SEED={seed}");
+    report(&format!("soak: RINGWAY_SOAK_SECONDS={seconds} RINGWAY_SOAK_SEED={seed}"));
     let mut random = Rng::with_seed(seed);
     let mut soak = Soak::start();
     let server = soak.world.server.clone();
@@ -287,17 +293,18 @@ fn random_clients_and_a_changing_mesh_leave_nothing_behind_and_change_no_byte() 
             let event = events.pop().expect("filled above");
             let begun = started.elapsed();
             soak.happen(event, &mut random);
-            eprintln!("soak: {begun:.1?} to {:.1?}: {event:?}", started.elapsed());
+            report(&format!("soak: {begun:.1?} to {:.1?}: {event:?}", started.elapsed()));
             tally.count(&format!("{event:?}"));
             std::thread::sleep(Duration::from_millis(random.u64(..1_000)));
         }
     });
     tell(&soak, started);
     for (what, count) in &*tally.counts.lock().unwrap() {
-        eprintln!("soak: {count:8} {what}");
+        report(&format!("soak: {count:8} {what}"));
     }
+    report(&format!("soak: the longest visit took {:.1?}", tally.slowest.lock().unwrap()));
     let signed = soak.world.standin.asked().len();
-    eprintln!("soak: {signed:8} certificates asked for");
+    report(&format!("soak: {signed:8} certificates asked for"));
     let wrong = tally.wrong.lock().unwrap();
     for (_, client) in &*wrong {
         tell_lines(&soak, &format!("\"{client}\""));
@@ -315,7 +322,7 @@ fn tell_lines(soak: &Soak, client: &str) {
     for file in std::fs::read_dir(soak.world.cluster.directory()).unwrap().flatten() {
         let Ok(text) = std::fs::read_to_string(file.path()) else { continue };
         for line in text.lines().filter(|line| line.contains(client)) {
-            eprintln!("soak: {} {line}", file.file_name().display());
+            report(&format!("soak: {} {line}", file.file_name().display()));
         }
     }
 }
@@ -323,13 +330,13 @@ fn tell_lines(soak: &Soak, client: &str) {
 /// How the proxies are.
 fn tell(soak: &Soak, started: Instant) {
     for (node, proxy) in [(1, soak.world.near()), (2, soak.world.far())] {
-        eprintln!(
+        report(&format!(
             "soak: after {:4} s node {node}: {} KiB resident, {} descriptors, {:.1?} of CPU",
             started.elapsed().as_secs(),
             proxy.resident_bytes().unwrap() >> 10,
             proxy.open_descriptors().unwrap(),
             proxy.cpu_time().unwrap(),
-        );
+        ));
     }
 }
 
