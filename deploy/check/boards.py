@@ -1,7 +1,7 @@
 """Dashboards and alerts: each metric and label that they ask for is one that the proxy writes, and each query parses.
 
-What it writes is read off its source: the string literals of `src/`. Istio's own ztunnel dashboard is checked as well,
-so that it goes on showing everything.
+What it writes stands in deploy/docs/metrics.md, which a test of the proxy compares with its code. Istio's own ztunnel
+dashboard is checked as well, so that it goes on showing everything.
 """
 
 import json
@@ -16,6 +16,7 @@ import yaml
 DEPLOY = Path(__file__).resolve().parent.parent
 ALERTS = DEPLOY / "chart" / "files" / "alerts.yaml"
 TESTS = DEPLOY / "alerts" / "tests.yaml"
+PAGE = DEPLOY / "docs" / "metrics.md"
 RUNBOOK = DEPLOY / "docs" / "alerts.md"
 BOARD = DEPLOY / "chart" / "files" / "dashboard.json"
 # Of the scrape and of the kubelet's cAdvisor, not of the proxy.
@@ -25,26 +26,24 @@ FUNCTIONS = {"sum", "min", "max", "count", "rate", "irate", "increase", "histogr
 WORDS = {"by", "ignoring", "group_left", "and", "or", "unless", "on"}
 
 
-def literals():
-    """All string literals of the proxy's source that may be names; not those of its tests."""
-    found = set()
-    for file in (DEPLOY.parent / "src").rglob("*.rs"):
-        if "test" in file.stem:
-            continue
-        source = file.read_text().split("#[cfg(test)]\nmod tests {")[0]
-        # Bare, several in a row, or as a label in the text of a sample.
-        for words, label in re.findall(r'"([a-z][a-z0-9_ ]*)"|\b([a-z_]+)=\\"', source):
-            found.update(words.split() or [label])
+def families():
+    """The families and the labels of the metrics page, which is made of the code: {name: (type, labels)}."""
+    text = PAGE.read_text()
+    those = re.search(r"^Labels of connections, in this order: (.*?)\n\n", text, re.M | re.S)[1]
+    found = {}
+    for name, kind, labels in re.findall(r"^\| `(\w+)` \| (counter|gauge|histogram) \| (.*?) \|", text, re.M):
+        if "those of connections" in labels:
+            labels += those
+        found[name] = kind, set(re.findall(r"`(\w+)`", labels))
     return found
 
 
-def written(metric, names):
-    """Whether the proxy writes this metric: a family's name, or `ringway_` and the name of a shard's counter."""
-    for suffix in ("_total", "_bucket", "_sum", "_count", ""):
-        family = metric.removesuffix(suffix) if suffix else metric
-        if family in names or family.startswith("ringway_") and family.removeprefix("ringway_") in names:
-            return True
-    return False
+def family(metric, known):
+    """The family that a metric of a query belongs to; None where there is none."""
+    if metric in known:
+        return None if known[metric][0] == "histogram" else metric
+    base = re.sub(r"_(bucket|sum|count)$", "", metric)
+    return base if known.get(base, ("",))[0] == "histogram" else None
 
 
 def parts(query):
@@ -65,15 +64,20 @@ def queries(panels):
         yield from queries(panel.get("panels", []))
 
 
-def check_queries(place, asked, names):
+def check_queries(place, asked, known):
     for title, query in asked:
         metrics, labels = parts(query)
         ours = {metric for metric in metrics if not FOREIGN.fullmatch(metric)}
+        have = set(SCRAPED)
         for metric in sorted(ours):
-            if not written(metric, names):
+            name = family(metric, known)
+            if name is None:
                 yield f"{place}, {title}: no such metric: {metric}"
-        for label in sorted(labels - SCRAPED):
-            if ours and label not in names:
+            else:
+                have |= known[name][1]
+        # A query that divides names labels of either side.
+        for label in sorted(labels - have):
+            if ours:
                 yield f"{place}, {title}: no such label: {label}"
 
 
@@ -120,7 +124,7 @@ def check_board(board):
 
 
 def main(promtool, reference):
-    names = literals()
+    known = families()
     board = json.loads(BOARD.read_text())
     rules = [rule for group in yaml.safe_load(ALERTS.read_text())["groups"] for rule in group["rules"]]
     asked = {
@@ -133,7 +137,7 @@ def main(promtool, reference):
         # Nothing read is nothing checked.
         if len(found) < 10:
             problems.append(f"{place}: only {len(found)} queries were found")
-        problems += [*check_queries(place, found, names), *parse(promtool, place, found)]
+        problems += [*check_queries(place, found, known), *parse(promtool, place, found)]
     for problem in problems:
         print(f"dashboards and alerts: {problem}", file=sys.stderr)
     count = ", ".join(f"{len(found)} of {place}" for place, found in asked.items())

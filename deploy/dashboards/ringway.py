@@ -85,7 +85,45 @@ ROWS = {
             [(rate("ringway_dry_run_verdicts_total", "policy, result"), "{{result}} {{policy}}")],
         ),
     ],
+    "Latency": [
+        (
+            "Setting up a connection",
+            "s",
+            "From accept until bytes can flow.",
+            spread("ringway_connection_setup_seconds", "direction"),
+        ),
+        ("Dialling", "s", "TCP connects to applications, peers and the outside.", spread("ringway_dial_seconds")),
+        ("TLS handshakes", "s", "Of tunnels, by side.", spread("ringway_tls_handshake_seconds", "side")),
+        (
+            "Waiting for certificates",
+            "s",
+            "How long connections waited for a certificate that wasn't there yet.",
+            spread("ringway_certificate_wait_seconds"),
+        ),
+        (
+            "How late shards are",
+            "s",
+            "How late a shard's timer of one second fires: what else its connections wait for.",
+            spread("ringway_shard_tick_delay_seconds", "pod"),
+        ),
+        ("DNS", "s", "From question to answer, forwarded or not.", spread("ringway_dns_request_seconds")),
+    ],
     "Tunnels": [
+        (
+            "Tunnels and streams",
+            "short",
+            "HBONE tunnels that are up, and the connections in them.",
+            [
+                (gauge("ringway_tunnels", "pod, side"), "tunnels, {{pod}} {{side}}"),
+                (gauge("ringway_tunnel_streams", "pod, side"), "streams, {{pod}} {{side}}"),
+            ],
+        ),
+        (
+            "Waiting in tunnels",
+            "bytes",
+            "Bytes that a peer or an application doesn't take.",
+            [(gauge("ringway_buffered_bytes"), PER_POD)],
+        ),
         (
             "Pool",
             "ops",
@@ -116,6 +154,12 @@ ROWS = {
         ),
     ],
     "Shards": [
+        (
+            "Busy",
+            "percentunit",
+            "How much of its core a shard uses: one near 100 % is a bottleneck.",
+            [(rate("ringway_shard_busy_seconds_total", "pod, shard"), "{{pod}} shard {{shard}}")],
+        ),
         (
             "Connections by shard: tunnels used",
             "ops",
@@ -165,6 +209,12 @@ ROWS = {
                 (rate("istio_xds_message_total", "url"), "{{url}}"),
                 (rate("ringway_mesh_snapshots_total", "pod"), "snapshots, {{pod}}"),
             ],
+        ),
+        (
+            "Size of the mesh",
+            "short",
+            "Workloads that are known: the same on all nodes, but for moments.",
+            [(gauge("ringway_mesh_workloads"), PER_POD)],
         ),
         (
             "Streams that ended",
@@ -224,10 +274,11 @@ ROWS = {
         (
             "Pods",
             "short",
-            "Pods that are served, and those whose proxy can't start.",
+            "Pods that are served, those whose proxy can't start, and those that istiod hasn't told of.",
             [
                 (gauge("workload_manager_active_proxy_count"), "served, {{pod}}"),
                 (gauge("workload_manager_pending_proxy_count"), "pending, {{pod}}"),
+                (gauge("ringway_pods_without_workload"), "unknown to istiod, {{pod}}"),
             ],
         ),
         (
