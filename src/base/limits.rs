@@ -149,8 +149,8 @@ pub const DRAIN_MOST_S: u64 = 86_400;
 pub const DESCRIBED_A_TURN: usize = 256;
 /// How long a shard may take for the description of all its connections, which it makes in slices.
 pub const SURVEY_DEADLINE_MS: u64 = 5_000;
-/// Live connections in one answer, unless asked for fewer.
-pub const CONNECTIONS_TOLD: usize = 10_000;
+/// Live connections, or policies, in one answer, unless asked for fewer.
+pub const ITEMS_TOLD: usize = 10_000;
 /// Of these, so many are put into words before the control thread looks after the rest: about 5 ms.
 pub const CONNECTIONS_A_TURN: usize = 1_000;
 /// Scrapes answered at the same time; each has a thread and the counters of all shards. Further ones wait.

@@ -18,6 +18,7 @@ use crate::sys::ring;
 
 /// Answers of the admin port.
 const ANSWERS: &[(&str, &str)] = &[
+    ("status.json", "/status"),
     ("connections.json", "/connections"),
     ("flows.ndjson", "/flows"),
     ("pods.json", "/pods"),

@@ -2,7 +2,7 @@
 //! and bodies of ztunnel's are the reference's (sections 17.3, 17.4); ours are in deploy/docs/admin.md.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::header::CONTENT_TYPE;
 use hyper::{Method, StatusCode};
@@ -17,13 +17,16 @@ use crate::bridge::order::Order;
 use crate::bridge::published::Published;
 use crate::bridge::settings::Settings;
 use crate::control::control::Quit;
+use crate::control::cross_site;
 use crate::control::dump::Dump;
 use crate::control::flows::FlowDesk;
 use crate::control::http::{self, Answering, Handler, Question, Reply};
 use crate::control::live::Pods;
 use crate::control::logging::Logging;
+use crate::control::page;
 use crate::control::pprof;
 use crate::control::publish::StaticConfig;
+use crate::control::ready::Readiness;
 use crate::control::shards;
 use crate::control::why;
 use crate::control::wiring::Facts;
@@ -37,6 +40,8 @@ pub struct AdminServer {
     pub facts: Facts,
     pub logging: Logging,
     pub flows: FlowDesk,
+    pub readiness: Arc<Readiness>,
+    pub started: Instant,
     pub quit: mpsc::Sender<Quit>,
     /// How long `/quitquitquit` waits to be accepted.
     pub patience: Duration,
@@ -50,17 +55,22 @@ impl Handler for AdminServer {
             let query = question.uri.query().unwrap_or_default();
             let parameter = |name: &str| parameter(query, name);
             let path = question.uri.path();
+            if let Some(why) = cross_site::refused(&question) {
+                return http::text(StatusCode::FORBIDDEN, format!("{why}\n"));
+            }
             if let Some(allow) = refused_method(path, &question.method) {
                 return http::not_allowed(allow);
             }
             match path {
-                "/" => dashboard(),
+                "/" => page::answer(),
                 "/config_dump" => self.config_dump().await,
+                "/status" => self.status(),
                 "/why" => why::answer(&self.published.load(), &self.settings, parameter),
                 "/connections" => self.connections(parameter).await,
                 "/flows" => self.flows.answer(parameter).await,
                 "/pods" => self.pods().await,
                 "/shards" => self.shards().await,
+                "/policies" => self.policies(parameter),
                 "/services" => self.services().await,
                 "/certificates" => self.certificates(),
                 "/logging" => self.logging.answer(&question.method, parameter),
@@ -80,9 +90,8 @@ impl Handler for AdminServer {
 fn refused_method(path: &str, method: &Method) -> Option<&'static str> {
     let (is_allowed, allow) = match path {
         "/quitquitquit" | "/drain" => (method == Method::POST, "POST"),
-        "/why" | "/connections" | "/flows" | "/pods" | "/shards" | "/services" | "/certificates" => {
-            (method == Method::GET || method == Method::HEAD, "GET, HEAD")
-        }
+        "/status" | "/why" | "/connections" | "/flows" | "/pods" | "/shards" | "/services" | "/policies"
+        | "/certificates" => (method == Method::GET || method == Method::HEAD, "GET, HEAD"),
         _ => return None,
     };
     (!is_allowed).then_some(allow)
@@ -168,35 +177,6 @@ impl AdminServer {
             Err(_) => warn!("Graceful shutdown did not complete in {patience:?}, terminating now"),
         }
     }
-}
-
-/// What there is, as a page.
-fn dashboard() -> Reply {
-    const ROWS: &[(&str, &str)] = &[
-        ("debug/pprof/profile", "CPU profile for pprof: ?seconds=10&frequency=100"),
-        ("debug/pprof/heap", "heap profile for pprof, while it is active"),
-        ("debug/pprof/heap/profiling", "heap profiling on and off: ?activate=true"),
-        ("quitquitquit", "shut down (POST)"),
-        ("config_dump", "mesh, configuration, certificates and connections as JSON"),
-        ("why", "what would become of a connection: ?from=NAMESPACE/POD&to=HOST:PORT"),
-        ("connections", "live connections: ?namespace=, pod=, from=, to=, direction=, limit="),
-        ("flows", "connections that have ended: ?last=N, follow, verdict=, and those of connections"),
-        ("pods", "pods of this node, and what they carried"),
-        ("services", "services, and what was carried for them"),
-        ("shards", "worker threads, and what they have in hand"),
-        ("certificates", "certificates of this node's identities"),
-        ("drain", "let go of one pod, ?pod=NAMESPACE/NAME&grace=SECONDS, or of all (POST)"),
-        ("logging", "log levels: show and change (POST)"),
-    ];
-    let rows: String = ROWS
-        .iter()
-        .map(|(path, about)| format!("<tr><td><a href=\"{path}\">{path}</a></td><td>{about}</td></tr>\n"))
-        .collect();
-    let page = format!(
-        "<!DOCTYPE html>\n<html><head><title>Ringway admin</title></head>\n<body><table>\n\
-         {rows}</table></body></html>\n"
-    );
-    http::with_header(http::plain(StatusCode::OK, page), CONTENT_TYPE.as_str(), "text/html; charset=utf-8")
 }
 
 /// The first value of a query parameter, percent-decoded; empty where it stands without a value.

@@ -44,6 +44,8 @@ fn server(shards: &Shards, quit: mpsc::Sender<Quit>) -> AdminServer {
         facts,
         logging: Logging::new(None),
         flows: FlowDesk::new(shards.mailboxes.clone(), pods, watch::channel(false).1),
+        readiness: Arc::default(),
+        started: Instant::now(),
         quit,
         patience: Duration::from_millis(50),
         settings: Arc::new(crate::control::test_support::settings()),
@@ -74,6 +76,11 @@ async fn every_path_answers_with_its_status_type_and_body() {
         ("GET", "/flows?verdict=denied", 200, Some("application/x-ndjson")),
         ("GET", "/flows?verdict=maybe", 400, Some("text/plain")),
         ("GET", "/connections?limit=x", 400, Some("text/plain")),
+        ("GET", "/status", 200, Some("application/json")),
+        ("POST", "/status", 405, None),
+        ("GET", "/policies", 200, Some("application/json")),
+        ("GET", "/policies?limit=x", 400, Some("text/plain")),
+        ("POST", "/policies", 405, None),
         ("POST", "/drain?pod=default/nobody", 404, Some("text/plain")),
         ("POST", "/drain?pod=pod-a&grace=x", 400, Some("text/plain")),
         ("POST", "/drain?grace=5", 400, Some("text/plain")),
@@ -143,8 +150,37 @@ async fn what_runs_is_told_with_names() {
         (on["items"][1]["shard"].as_u64(), on["items"][1]["connections"].as_u64()),
         (Some(1), Some(1))
     );
+    assert_eq!(ask("GET", "/status").await["ready"], true);
+    server.readiness.expect("state manager", Some("no answer yet".into()));
+    let status = ask("GET", "/status").await;
+    assert_eq!((&status["ready"], &status["version"]), (&false.into(), &"1".into()));
+    assert_eq!(status["pending"], serde_json::json!([{"task": "state manager", "reason": "no answer yet"}]));
     assert_eq!(ask("POST", "/drain?pod=default/client&grace=7").await["graceSeconds"], 7);
     assert!(quits.try_recv().is_err());
     assert_eq!(ask("POST", "/drain").await["draining"], "proxy");
     assert!(quits.try_recv().is_ok());
+}
+
+#[tokio::test]
+async fn the_page_names_only_what_is_answered_and_other_sites_change_nothing() {
+    let shards = Shards::start(1, |_| Default::default());
+    let (quit, mut quits) = mpsc::channel::<Quit>(1);
+    let server = server(&shards, quit);
+    let page = server.answer(http::test::ask("GET", "/")).await;
+    let policy = page.headers()["content-security-policy"].to_str().unwrap().to_owned();
+    assert!(policy.starts_with("default-src 'none'; script-src 'sha256-"), "{policy}");
+    let bytes = http_body_util::BodyExt::collect(page.into_body()).await.unwrap().to_bytes();
+    let text = std::str::from_utf8(&bytes).unwrap();
+    let paths: Vec<&str> =
+        text.split("<td><a href=\"").skip(1).filter_map(|rest| rest.split('"').next()).collect();
+    assert!(paths.len() > 10, "{paths:?}");
+    // Neither GET of these ends anything, and a profile takes its time.
+    for path in paths.into_iter().filter(|path| !path.ends_with("profile")) {
+        let answer = server.answer(http::test::ask("GET", &format!("/{path}"))).await;
+        assert_ne!(answer.status(), StatusCode::NOT_FOUND, "{path}");
+    }
+    let mut foreign = http::test::ask("POST", "/quitquitquit");
+    foreign.headers.insert("sec-fetch-site", "cross-site".parse().unwrap());
+    assert_eq!(server.answer(foreign).await.status(), StatusCode::FORBIDDEN);
+    assert!(quits.try_recv().is_err());
 }

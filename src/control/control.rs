@@ -144,6 +144,8 @@ impl Control {
             pods,
             facts: wiring.facts.clone(),
             logging: Logging::new(wiring.logs.clone()),
+            readiness: readiness.clone(),
+            started: Instant::now(),
             quit,
             patience: wiring.settings.termination_deadline,
             settings: wiring.settings.clone(),

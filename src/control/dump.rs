@@ -157,7 +157,7 @@ fn narrow(pem: &str) -> String {
 }
 
 /// RFC 4648 section 4.
-fn base64(bytes: &[u8]) -> String {
+pub(super) fn base64(bytes: &[u8]) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let letter = |bits: u32| ALPHABET.get((bits & 63) as usize).map_or('=', |letter| char::from(*letter));
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);

@@ -1,5 +1,5 @@
-//! What runs right now, as operators ask for it at the admin port: `/connections`, `/pods`, `/shards`, `/services`,
-//! `/certificates`. Shapes: deploy/docs/admin.md.
+//! What runs right now, as operators ask for it at the admin port: `/status`, `/connections`, `/pods`, `/shards`,
+//! `/services`, `/policies`, `/certificates`. Shapes: deploy/docs/admin.md.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use hyper::StatusCode;
 use serde_json::{Map, Value, json};
 
-use crate::base::limits::{CONNECTIONS_A_TURN, CONNECTIONS_TOLD, SURVEY_DEADLINE_MS};
+use crate::base::limits::{CONNECTIONS_A_TURN, ITEMS_TOLD, SURVEY_DEADLINE_MS};
 use crate::base::text::Text;
 use crate::bridge::flow::{FlowEnd, Parties, PodTraffic, ShardStatus};
 use crate::bridge::identities::{Known, Standing};
@@ -25,6 +25,7 @@ use crate::mesh::labels::Flag;
 use crate::sys::proc;
 use crate::tls::cert::CertificateInfo;
 use crate::wire::access_log::Direction;
+use crate::wire::dump;
 
 /// The pods of this process: those that the CNI agent named, and its own.
 #[derive(Clone, Default)]
@@ -60,16 +61,40 @@ impl Pods {
 }
 
 impl AdminServer {
+    /// `/status`.
+    pub(super) fn status(&self) -> Reply {
+        let pending = self.readiness.pending();
+        let waiting: Vec<Value> =
+            pending.iter().map(|(task, reason)| json!({"task": task, "reason": reason})).collect();
+        let mut shown = json!({
+            "ready": waiting.is_empty(), "pending": waiting, "uptimeSeconds": self.started.elapsed().as_secs(),
+            "version": self.facts.version.get("version"), "eventLoop": self.facts.event_loop,
+        });
+        if let (Some(shown), false) = (shown.as_object_mut(), self.facts.event_loop_cause.is_empty()) {
+            shown.insert("eventLoopCause".into(), self.facts.event_loop_cause.as_str().into());
+        }
+        http::json(&shown)
+    }
+
+    /// `/policies`, each as in `/config_dump`.
+    pub(super) fn policies(&self, parameter: impl Fn(&str) -> Option<String>) -> Reply {
+        let Some(limit) = limit(&parameter) else {
+            return http::text(StatusCode::BAD_REQUEST, NO_LIMIT);
+        };
+        let snapshot = self.published.load();
+        let all: Vec<_> = snapshot.policies().collect();
+        let items: Vec<Value> = all.iter().take(limit).map(|(_, policy)| dump::policy(policy)).collect();
+        http::json(&json!({"items": items, "total": all.len()}))
+    }
+
     /// `/connections`.
     pub(super) async fn connections(&self, parameter: impl Fn(&str) -> Option<String>) -> Reply {
         let filter = match Filter::parse(&parameter) {
             Ok(filter) => filter,
             Err(error) => return http::text(StatusCode::BAD_REQUEST, format!("{error}\n")),
         };
-        let limit = match parameter("limit").map(|limit| limit.parse::<usize>()) {
-            None => CONNECTIONS_TOLD,
-            Some(Ok(limit)) => limit.min(CONNECTIONS_TOLD),
-            Some(Err(_)) => return http::text(StatusCode::BAD_REQUEST, "limit has to be a number\n"),
+        let Some(limit) = limit(&parameter) else {
+            return http::text(StatusCode::BAD_REQUEST, NO_LIMIT);
         };
         let answers =
             shards::ask_each(&self.shards, SURVEY_DEADLINE_MS, |_, answer| Order::Connections(answer)).await;
@@ -185,6 +210,13 @@ impl AdminServer {
     fn asked(&self, answering: usize) -> Value {
         json!({"asked": self.shards.len(), "answering": answering})
     }
+}
+
+const NO_LIMIT: &str = "limit has to be a number\n";
+
+/// How many items were asked for, within the bound; nothing where that isn't a number.
+fn limit(parameter: impl Fn(&str) -> Option<String>) -> Option<usize> {
+    parameter("limit").map_or(Some(ITEMS_TOLD), |limit| Some(limit.parse::<usize>().ok()?.min(ITEMS_TOLD)))
 }
 
 #[derive(Default)]

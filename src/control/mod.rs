@@ -9,6 +9,7 @@ pub mod cni;
 #[expect(clippy::module_inception, reason = "the thread itself; its parts stand beside it")]
 pub mod control;
 pub mod crl;
+mod cross_site;
 pub mod dump;
 mod file_match;
 mod file_schema;
@@ -27,6 +28,7 @@ pub mod mesh_thread;
 pub mod metrics;
 pub mod offline;
 mod own;
+mod page;
 pub mod pprof;
 pub mod publish;
 pub mod ready;
