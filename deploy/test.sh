@@ -23,7 +23,7 @@ step() {
 
 prepare() {
     need ip iproute2 iptables-restore iptables conntrack conntrack curl curl iperf3 iperf3 nginx nginx-light \
-        tcpdump tcpdump prlimit util-linux dig bind9-dnsutils unbound unbound
+        tcpdump tcpdump prlimit util-linux dig bind9-dnsutils unbound unbound chromium chromium
     fetch_envoy
     build_istiod
     build_istioctl

@@ -11,6 +11,7 @@
 #![allow(clippy::indexing_slicing, clippy::print_stderr, reason = "test support")]
 
 pub mod baseline;
+pub mod browser;
 pub mod dials;
 pub mod envoy;
 pub mod forge;

@@ -47,6 +47,8 @@ mod kernel;
 mod misbehave;
 #[path = "all/observe.rs"]
 mod observe;
+#[path = "all/page.rs"]
+mod page;
 #[path = "all/pods.rs"]
 mod pods;
 #[path = "all/policy.rs"]
