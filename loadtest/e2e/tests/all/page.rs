@@ -11,7 +11,7 @@ use ringway_e2e::lines;
 use ringway_e2e::serve::{Server, echo};
 use ringway_e2e::world::{APP_PORT, World, dial, service, try_dial};
 use rustix::process::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// A port of the server that a policy denies to everybody.
 const DENIED: u16 = 9_999;
@@ -58,11 +58,17 @@ fn the_page_shows_and_changes_what_it_should_and_names_stay_text() {
         line["error"].as_str().is_some_and(|e| e.contains(POLICY))
     });
 
+    let shards: Value = serde_json::from_str(&world.far().get(ADMIN_PORT, "/shards").unwrap().1).unwrap();
+    let shards = &shards["shards"]["asked"];
     let page = format!("http://127.0.0.1:{ADMIN_PORT}/");
     let mut browser = Browser::start(world.far().space());
     browser.open(&page);
     browser.until("document.querySelector('#state')?.textContent == 'Ready'");
-    shows(&mut browser, "overview", &["io_uring", "2 of 2", "1 Up", "the first expires in 23 h", "Nothing."]);
+    shows(
+        &mut browser,
+        "overview",
+        &["io_uring", &format!("{shards} of {shards}"), "1 Up", "the first expires in 23 h", "Nothing."],
+    );
     shows(&mut browser, "pods", &["1 pod.", "default/server", "uid-server", "Up"]);
     let service = "default/web.default.svc.cluster.local";
     let client = "cluster.local/ns/default/sa/client";
@@ -74,7 +80,7 @@ fn the_page_shows_and_changes_what_it_should_and_names_stay_text() {
         &["1 certificate.", "cluster.local/ns/default/sa/server", "Available"],
     );
     shows(&mut browser, "policies", &["1 policy.", POLICY, "Deny", &DENIED.to_string()]);
-    shows(&mut browser, "shards", &["2 shards.", "answers", "%"]);
+    shows(&mut browser, "shards", &["answers", "%", "io_uring"]);
     shows(&mut browser, "endpoints", &["config_dump", "quitquitquit"]);
 
     // A list of more than a page says so.
