@@ -175,7 +175,17 @@ impl Soak {
             ringway_e2e::eventually("only one proxy is told", STEP, || agent.connected() == 1);
             agent.delete("uid-guest").unwrap();
         } else {
-            agent.add(agent_pod(&self.guest).unwrap()).unwrap();
+            // A machine without time to spare may need more than the agent waits for; then it is told again.
+            let mut said = String::new();
+            ringway_e2e::eventually("the guest is served", 6 * STEP, || {
+                let added = agent.add(agent_pod(&self.guest).unwrap());
+                let refused = added.err().map(|error| error.to_string()).unwrap_or_default();
+                if !refused.is_empty() && refused != said {
+                    report(&format!("soak: {refused}"));
+                    said.clone_from(&refused);
+                }
+                refused.is_empty()
+            });
         }
         self.present = !self.present;
     }
