@@ -104,7 +104,7 @@ fn start_with(
 
 /// Asks until the readiness answer has this body, and somewhere in its head this reason.
 async fn becomes(scene: &Scene, wanted: &str, reason: &str) {
-    let end = Instant::now() + Duration::from_secs(5);
+    let end = Instant::now() + Duration::from_secs(30);
     loop {
         let answer = get(scene.ready, "GET", "/healthz/ready").await;
         let (head, body) = answer.split_once("\r\n\r\n").unwrap();

@@ -166,7 +166,7 @@ pub fn response(type_url: &str, nonce: &str, resources: Vec<Resource>, removed: 
 
 /// What shall happen within a moment.
 pub async fn soon<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(5), what).await.expect("nothing happens")
+    tokio::time::timeout(Duration::from_secs(30), what).await.expect("nothing happens")
 }
 
 /// Reaches a `Plane`.
