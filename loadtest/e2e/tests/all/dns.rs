@@ -2,6 +2,7 @@
 //! whatever it does: lose, lie, cut, flood, stay silent.
 
 use std::collections::BTreeSet;
+use std::io::Read;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use ringway_e2e::names::{
     A, Heard, NameServer, Say, TXT, ask, asked_name, comparable, dig, query, rcode, read_frame, reply,
     write_frame,
 };
-use ringway_e2e::world::{STEP, VIP, VIP6, World};
+use ringway_e2e::world::{STEP, VIP, VIP6, World, try_dial};
 
 const ON: (&str, &str) = ("ISTIO_META_DNS_CAPTURE", "true");
 /// What the name server says of every host.
@@ -445,10 +446,13 @@ fn pods_of_one_family_ask_by_it_and_are_answered_for_both() {
     let (six, four) = (six.unwrap(), four.unwrap());
     let name_server = |at| NameServer::start_at(&world.stranger, at, ordinary);
     let servers = [name_server(world.stranger.at6(53)), name_server(world.stranger.at(53))];
-    for (pod, server, own) in [
-        (&six, format!("@{}", world.stranger.v6), IpAddr::from(six.v6)),
-        (&four, format!("@{}", world.stranger.v4), IpAddr::from(four.v4)),
+    for (pod, at, own) in [
+        (&six, world.stranger.at6(9), IpAddr::from(six.v6)),
+        (&four, world.stranger.at(9), IpAddr::from(four.v4)),
     ] {
+        let server = format!("@{}", at.ip());
+        // It may take a second until neighbours that are new find each other: longer than a silent server is waited for.
+        let _ = try_dial(pod, at).and_then(|mut stream| stream.read(&mut [0]));
         // A name of its own for each, since answers are remembered.
         for (over, foreign) in [("+notcp", "udp.example"), ("+tcp", "tcp.example")] {
             for (words, expected) in [
