@@ -451,7 +451,7 @@ fn pods_of_one_family_ask_by_it_and_are_answered_for_both() {
         (&four, world.stranger.at(9), IpAddr::from(four.v4)),
     ] {
         let server = format!("@{}", at.ip());
-        // It may take a second until neighbours that are new find each other: longer than a silent server is waited for.
+        // It may take a second until new neighbours find each other: longer than a silent server is waited for.
         let _ = try_dial(pod, at).and_then(|mut stream| stream.read(&mut [0]));
         // A name of its own for each, since answers are remembered.
         for (over, foreign) in [("+notcp", "udp.example"), ("+tcp", "tcp.example")] {
