@@ -140,8 +140,7 @@ async fn prepare(
         record.fail(&Failure::io(&error));
         return None;
     }
-    record.reached();
-    world.shard.stats.timings.setup_inbound.record(asked_at.elapsed());
+    record.reached(asked_at);
     let relay = StreamRelay {
         app: Rc::new(app),
         stream: unrelayed.relayed(),

@@ -180,9 +180,8 @@ impl Outbound<'_> {
             opening.learn(|about| learn(shard, reached, about));
         }
         let record = opening.open();
-        record.reached();
+        record.reached(self.since);
         record.show_in(&entered);
-        shard.stats.timings.setup_outbound.record(self.since.elapsed());
         Ok(There { arrived, record, closer, entered, live })
     }
 

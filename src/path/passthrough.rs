@@ -48,8 +48,7 @@ async fn prepare(
     };
     match reach(world, source, target, &entered, &local).await {
         Ok(server) => {
-            record.reached();
-            shard.stats.timings.setup_inbound.record(since.elapsed());
+            record.reached(since);
             let client = held.reached();
             let (meter, buffers) = (record.meter().clone(), shard.buffers.clone());
             let splice = Splice { client, server, meter, buffers, closer, clean: Cell::new(false) };

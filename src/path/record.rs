@@ -94,10 +94,17 @@ impl Record {
         entered.describe(self.about.clone(), self.meter.clone());
     }
 
-    /// The far side is there, and bytes may flow.
-    pub fn reached(&self) {
-        let setup_ms = self.meter.started.elapsed().as_millis();
+    /// The far side is there, and bytes may flow. `since`: when the connection was accepted, or its request was read.
+    pub fn reached(&self, since: Instant) {
+        let now = Instant::now();
+        let setup_ms = now.saturating_duration_since(self.meter.started).as_millis();
         self.meter.setup_ms.set(Some(u32::try_from(setup_ms).unwrap_or(u32::MAX)));
+        let timings = &self.shard.stats.timings;
+        let setup = match self.about.reporter {
+            Reporter::Source => &timings.setup_outbound,
+            Reporter::Destination => &timings.setup_inbound,
+        };
+        setup.record(now.saturating_duration_since(since));
     }
 
     /// Its bytes were relayed, and now that is over: counts it as closed, and writes its line.

@@ -139,8 +139,7 @@ fn revoke(shard: &Rc<Shard>) {
     if shard.seen_revocations.replace(lists.generation()) == lists.generation() {
         return;
     }
-    let (pods, leaving) = (shard.pods.borrow(), shard.leaving.borrow());
-    let tunnels: Vec<_> = pods.values().chain(leaving.iter()).flat_map(|pod| pod.tunnels()).collect();
+    let tunnels: Vec<_> = shard.worlds().iter().flat_map(|pod| pod.tunnels()).collect();
     let ended = peers::end_revoked(&tunnels, &lists);
     let counter = &shard.stats.engine.tunnels_revoked;
     counter.set(counter.get() + ended);

@@ -157,6 +157,11 @@ impl Shard {
         }
     }
 
+    /// Every pod that is here, those that are leaving included.
+    pub(super) fn worlds(&self) -> Vec<Rc<PodWorld>> {
+        self.pods.borrow().values().chain(self.leaving.borrow().iter()).cloned().collect()
+    }
+
     /// What is counted and held here, for one scrape.
     pub(super) async fn tell(&self) -> ShardStats {
         let mut told = self.stats.report(self.index).await;
@@ -164,9 +169,8 @@ impl Shard {
             told.crl_rejections = Vec::new();
         }
         let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
-        let pods: Vec<_> = self.pods.borrow().values().chain(self.leaving.borrow().iter()).cloned().collect();
         told.holding.label_sets = count(self.stats.label_sets());
-        for pod in &pods {
+        for pod in self.worlds() {
             pod.hold(&mut told.holding);
             told.work.tasks += count(pod.tasks());
             let info = &pod.pod.info;

@@ -2,14 +2,12 @@
 //! connections there are, none of them waits for it.
 
 use std::collections::HashMap;
-use std::rc::Rc;
 
 use crate::base::limits::DESCRIBED_A_TURN;
 use crate::base::text::Text;
 use crate::bridge::flow::{PodTraffic, ShardStatus};
 use crate::bridge::report::LiveConnection;
 use crate::shard::Shard;
-use crate::shard::pod::PodWorld;
 use crate::shard::ready::give_way;
 use crate::shard::table::{Entry, Group};
 
@@ -25,11 +23,9 @@ pub(super) async fn connections(shard: &Shard) -> Vec<LiveConnection> {
 
 /// What the shard has in hand.
 pub(super) async fn status(shard: &Shard) -> ShardStatus {
-    let worlds: Vec<Rc<PodWorld>> =
-        shard.pods.borrow().values().chain(shard.leaving.borrow().iter()).cloned().collect();
     let mut pods: HashMap<Text, PodTraffic> = HashMap::new();
     let (mut tunnels_outbound, mut tunnels_inbound) = (0, 0);
-    for world in &worlds {
+    for world in shard.worlds() {
         let (outbound, inbound) = world.tunnel_counts();
         tunnels_outbound += outbound;
         tunnels_inbound += inbound;

@@ -37,8 +37,7 @@ impl Watch {
     pub fn tick(&mut self, now_ms: u32) {
         if now_ms.wrapping_sub(self.second_ms) >= 1_000 {
             self.second_ms = now_ms;
-            (self.resets, self.unanswered, self.errors, self.overhead) = (0, 0, 0, 0);
-            self.large = 0;
+            (self.resets, self.unanswered, self.errors, self.large, self.overhead) = (0, 0, 0, 0, 0);
         }
     }
 
