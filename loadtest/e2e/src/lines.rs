@@ -29,6 +29,13 @@ pub const FIELDS: [&str; 17] = [
 /// What is ours alone; it comes after all of these.
 pub const OURS: [&str; 5] = ["reason", "attempts", "setup_ms", "shard", "via"];
 
+/// The lines of connections that have ended, written so far.
+pub fn completed(proxy: &NodeProxy) -> Vec<Value> {
+    let mut lines = proxy.access_lines().expect("the access log");
+    lines.retain(|line| line["message"] == "connection complete");
+    lines
+}
+
 /// Waits for the first line that fits.
 #[track_caller]
 pub fn wait_for(proxy: &NodeProxy, what: &str, fits: impl Fn(&Value) -> bool) -> Value {

@@ -10,7 +10,7 @@ use ringway::demo::node::NodeProxy;
 use ringway::demo::topology::Pod;
 use ringway_e2e::baseline::live_connections;
 use ringway_e2e::eventually;
-use ringway_e2e::lines::text;
+use ringway_e2e::lines::{completed, text};
 use ringway_e2e::serve::{Server, echo};
 use ringway_e2e::world::{APP_PORT, STEP, World, dial, service, try_dial};
 use rustix::process::Signal;
@@ -81,11 +81,6 @@ impl Told {
 
 fn count(lines: usize) -> f64 {
     u32::try_from(lines).unwrap().into()
-}
-
-fn completed(proxy: &NodeProxy) -> Vec<Value> {
-    let lines = proxy.access_lines().unwrap();
-    lines.into_iter().filter(|line| line["message"] == "connection complete").collect()
 }
 
 #[track_caller]

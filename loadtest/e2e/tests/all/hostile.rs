@@ -140,10 +140,7 @@ fn headers_of_any_kind_break_nothing_and_forge_nothing() {
         }
     });
     drop(peer);
-    ringway_e2e::eventually("every line is written", STEP, || {
-        let lines = world.far().access_lines().unwrap();
-        lines.iter().filter(|line| line["message"] == "connection complete").count() == 8
-    });
+    ringway_e2e::eventually("every line is written", STEP, || lines::completed(world.far()).len() == 8);
     for line in world.far().access_lines().unwrap() {
         assert_eq!(text(&line, "src.identity"), CLIENT, "the identity is the certificate's: {line}");
         let source: SocketAddr = text(&line, "src.addr").parse().unwrap();

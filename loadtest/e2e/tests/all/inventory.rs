@@ -148,7 +148,7 @@ fn each_metric_of_the_reference_is_there_with_its_type_unit_help_and_labels() {
     let mut page = Vec::new();
     eventually("each family", STEP, || {
         page = families(&world.near().metrics().unwrap().0);
-        INVENTORY.iter().all(|row| is_there(&page, row) || is_of_the_runtime(row.0))
+        INVENTORY.iter().all(|row| is_there(&page, row))
     });
     let ours = page.iter().filter(|family| !family.name.starts_with("ringway_"));
     let shown: Vec<_> = ours.map(|family| family.name.as_str()).collect();
@@ -174,11 +174,6 @@ fn each_metric_of_the_reference_is_there_with_its_type_unit_help_and_labels() {
 
 fn is_there(page: &[Family], row: &Row) -> bool {
     page.iter().any(|family| family.name == row.0)
-}
-
-/// Tokio's runtime carries no connections here, so that its metrics may be missing.
-fn is_of_the_runtime(name: &str) -> bool {
-    name.starts_with("tokio_")
 }
 
 /// The names of the labels as they stand, one text for each order that occurs; a histogram's own is left out. Each

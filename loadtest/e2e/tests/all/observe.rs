@@ -178,10 +178,7 @@ fn opened_minus_closed_is_what_is_live_at_every_moment() {
             open_by_metrics(proxy) == 0.0 && live_connections(proxy) == 0
         });
     }
-    ringway_e2e::eventually("each has its line", STEP, || {
-        let lines = world.far().access_lines().unwrap();
-        lines.iter().filter(|line| line["message"] == "connection complete").count() == 11
-    });
+    ringway_e2e::eventually("each has its line", STEP, || lines::completed(world.far()).len() == 11);
 }
 
 #[test]

@@ -64,8 +64,8 @@ fn talk(from: &Pod, to: SocketAddr, word: &str) -> Result<SocketAddr, String> {
 /// its connection's end.
 fn completions(proxy: &NodeProxy, direction: &str, enough: usize) -> Vec<Value> {
     let lines = || {
-        let mut lines = proxy.access_lines().unwrap();
-        lines.retain(|line| line["message"] == "connection complete" && line["direction"] == direction);
+        let mut lines = lines::completed(proxy);
+        lines.retain(|line| line["direction"] == direction);
         lines
     };
     eventually("enough lines", STEP, || lines().len() >= enough);

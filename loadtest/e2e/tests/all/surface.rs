@@ -229,11 +229,7 @@ fn the_access_log_in_plain_text_is_the_references() {
 /// on the moment, values; and nothing else but what is named as ours.
 #[track_caller]
 fn compare(ours: &[Family], reference: &[Family]) {
-    // Tokio's runtime carries no connections here; what is there of its families has the same heads and labels.
-    let optional = |family: &&Family| family.name.starts_with("tokio_");
-    let names = |all: &[Family]| {
-        all.iter().filter(|family| !optional(family)).map(|family| family.name.clone()).collect::<Vec<_>>()
-    };
+    let names = |all: &[Family]| all.iter().map(|family| family.name.clone()).collect::<Vec<_>>();
     let (alone, shared): (Vec<_>, Vec<_>) =
         names(ours).into_iter().partition(|name| name.starts_with("ringway_"));
     assert_eq!(shared, names(reference), "families and their order");
