@@ -44,12 +44,16 @@ need_toolchain() {
     need cc gcc cmake cmake make make
 }
 
+# go_key FOLDER: what tells one state of a Go module's files from another.
+go_key() {
+    (cd "$1" && for file in go.mod go.sum *.go; do
+        case $file in *_test.go) ;; *) echo "$file" && cat "$file" ;; esac
+    done) | sha256sum | cut -c 1-16
+}
+
 # Where the real istiod of the tests is, for the module's files as they are now.
 istiod_binary() {
-    key=$(cd loadtest/peer/istiod && for file in go.mod go.sum *.go; do
-        case $file in *_test.go) ;; *) echo "$file" && cat "$file" ;; esac
-    done | sha256sum | cut -c 1-16)
-    echo "$RINGWAY_CACHE/istiod/$key/istiod-peer"
+    echo "$RINGWAY_CACHE/istiod/$(go_key loadtest/peer/istiod)/istiod-peer"
 }
 
 build_h2spec() {
@@ -79,10 +83,7 @@ build_istiod() {
 
 # Where the real istioctl of the tests is, and the API server that it asks: for the module's files as they are now.
 istioctl_directory() {
-    key=$(cd loadtest/peer/istioctl && for file in go.mod go.sum *.go; do
-        echo "$file" && cat "$file"
-    done | sha256sum | cut -c 1-16)
-    echo "$RINGWAY_CACHE/istioctl/$key"
+    echo "$RINGWAY_CACHE/istioctl/$(go_key loadtest/peer/istioctl)"
 }
 
 # After istiod some minutes on two cores: the two have most packages in common, in the same versions.
