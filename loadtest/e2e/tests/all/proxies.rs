@@ -304,7 +304,9 @@ fn names_beyond_the_mesh_are_asked_of_name_servers() {
     drop(stream);
     let line = lines::wait_for(world.near(), "by the third", |line| line["attempts"] == 3);
     assert_eq!(text(&line, "dst.addr"), world.stranger.at(APP_PORT).to_string());
-    assert_eq!(socks5(&world.client, "several.example", APP_PORT, b"").1, 0);
+    let (mut stream, code) = socks5(&world.client, "several.example", APP_PORT, b"");
+    assert_eq!(code, 0);
+    echoes(&mut stream, "once more");
     assert_eq!(app.peer_addresses(), [world.client.at(0).ip(); 4]);
     let (status, line) = refused(&world.client, "gone.example:80");
     assert!(status == 502 && line.contains("no such host: gone.example"), "{status} {line}");

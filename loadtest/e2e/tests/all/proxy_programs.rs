@@ -168,8 +168,8 @@ fn okhttp_tunnels_tls_with_http_1_and_http_2_inside() {
     let world = World::start_with(&ON, |_| {});
     let server = Tls::start(&world.server, world.cluster.directory());
     let baseline = Baseline::take(&world);
-    let peer = Path::new(env!("CARGO_MANIFEST_DIR")).join("../peer/okhttp");
-    let (jars, program) = (jars(&peer), peer.join("Tunnel.java"));
+    let peer = Path::new("../peer/okhttp");
+    let (jars, program) = (jars(peer), peer.join("Tunnel.java"));
     for (kind, port) in [("http", "15081"), ("socks", "15080")] {
         let arguments = [
             "-Xmx256m",
