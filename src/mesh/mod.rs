@@ -14,6 +14,7 @@ pub mod identity;
 pub mod inbound;
 mod index;
 pub mod labels;
+pub mod plan;
 pub mod policy;
 mod policy_set;
 pub mod route;

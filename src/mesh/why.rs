@@ -8,8 +8,9 @@ use std::net::SocketAddr;
 use crate::base::text::Text;
 use crate::mesh::admit::{Call, Decision, Denial, Verdict, decide};
 use crate::mesh::identity::TrustDomains;
+use crate::mesh::plan::{Carrier, Plan, Refuse};
 use crate::mesh::policy::Action;
-use crate::mesh::route::{Carrier, Plan, Refuse, Request, Routed, route};
+use crate::mesh::route::{Request, Routed, route};
 use crate::mesh::service::ServiceKey;
 
 /// What a decision came by, in its order.

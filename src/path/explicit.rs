@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use crate::base::net::{Captured, Source};
 use crate::base::text::Text;
-use crate::mesh::route::Refuse;
+use crate::mesh::plan::Refuse;
 use crate::path::dialogue::tell;
 use crate::path::outbound::{Outbound, There, Underway};
 use crate::path::record::{Denied, deny};

@@ -10,7 +10,7 @@ use crate::base::net::{Captured, Source};
 use crate::bridge::report::LiveProtocol;
 use crate::mesh::admit::guess_service;
 use crate::mesh::labels::{Reporter, Security};
-use crate::mesh::route::Refuse;
+use crate::mesh::plan::Refuse;
 use crate::mesh::workload::Workload;
 use crate::path::record::{About, Record, Side, deny_early};
 use crate::shard::closer::Closer;

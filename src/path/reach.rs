@@ -9,7 +9,7 @@ use crate::base::limits;
 use crate::base::net::Source;
 use crate::base::text::Text;
 use crate::mesh::identity::Identity;
-use crate::mesh::route::{Carrier, Plan};
+use crate::mesh::plan::{Carrier, Plan};
 use crate::mesh::workload::Workload;
 use crate::path::nested::dial_nested;
 use crate::path::unrelayed::Unrelayed;

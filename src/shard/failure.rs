@@ -6,7 +6,7 @@ use std::io;
 use crate::base::fault::Whose;
 use crate::mesh::admit::{Denial, InboundRefuse};
 use crate::mesh::labels::Flag;
-use crate::mesh::route::Refuse;
+use crate::mesh::plan::Refuse;
 use crate::sys::listener::is_descriptor_shortage;
 
 /// Clonable, so that one failed dial can be told to everybody who waited for it.

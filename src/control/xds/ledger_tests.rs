@@ -1,9 +1,13 @@
 //! The books against two kinds of control planes, both simple models, and each rule by itself.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
 use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
+use crate::base::limits::XDS_SETTLE_MS;
 use crate::mesh::delta::apply;
 use crate::mesh::fixture::{pod, policy, service};
 use crate::mesh::policy::{Action, PolicyScope};

@@ -1,6 +1,7 @@
 //! The configuration that a control plane sends by delta discovery (reference section 4). The client keeps a stream on
 //! the control thread and hands on bytes; the mesh thread reads them, keeps the books and answers.
 
+mod account;
 pub mod client;
 mod dial;
 mod frames;

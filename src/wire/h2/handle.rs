@@ -3,11 +3,8 @@
 
 use super::connection::{Connection, DRAIN_PING, Leaving, PING, Role};
 use super::frame::{self, Header, LARGEST, flag, kind, setting};
-use super::head::{RequestFields, ResponseFields, TrailerFields};
-use super::hpack::List;
-use super::receive::{Block, Data, Reading};
+use super::receive::{Data, Reading};
 use super::{Code, Event, StreamId, Violation};
-use crate::base::limits;
 
 impl Connection {
     /// Any frame but DATA. Lengths and the kind of stream number were checked with the header.
@@ -92,7 +89,7 @@ impl Connection {
         }
     }
 
-    fn close_remote(&mut self, stream: u32) {
+    pub(super) fn close_remote(&mut self, stream: u32) {
         if let Some(state) = self.streams.get_mut(&stream) {
             state.remote_closed = true;
             if state.closed() {
@@ -103,7 +100,7 @@ impl Connection {
 
     /// A frame for a stream that is not there: idle, refused by our GOAWAY, or closed. `forgiven`: the frame
     /// may come late even for a stream that closed in order.
-    fn late(&mut self, kind: u8, stream: u32, forgiven: bool) -> Result<(), Violation> {
+    pub(super) fn late(&mut self, kind: u8, stream: u32, forgiven: bool) -> Result<(), Violation> {
         let above =
             matches!(self.leaving, Leaving::Final(last) if self.role == Role::Server && stream > last);
         // No server stream has an even number: nothing is pushed.
@@ -117,7 +114,12 @@ impl Connection {
     }
 
     /// Resets a stream whose peer broke a rule, and tells the owner if it knows the stream.
-    fn break_stream(&mut self, stream: u32, code: Code, events: &mut Vec<Event>) -> Result<(), Violation> {
+    pub(super) fn break_stream(
+        &mut self,
+        stream: u32,
+        code: Code,
+        events: &mut Vec<Event>,
+    ) -> Result<(), Violation> {
         self.watch.stream_error()?;
         self.reply(Header::BYTES + 4)?;
         if self.streams.remove(&stream).is_some() {
@@ -130,160 +132,6 @@ impl Connection {
 
     fn reply(&mut self, bytes: usize) -> Result<(), Violation> {
         self.watch.reply(self.output.len(), bytes)
-    }
-
-    fn on_headers(
-        &mut self,
-        header: Header,
-        payload: &[u8],
-        events: &mut Vec<Event>,
-    ) -> Result<(), Violation> {
-        let block = unwrapped(header, payload)?;
-        let end = header.has(flag::END_STREAM);
-        if header.has(flag::END_HEADERS) {
-            return self.on_block(header.stream, end, block, events);
-        }
-        self.block = Some(Block { stream: header.stream, end, bytes: block.to_vec(), continuations: 0 });
-        Ok(())
-    }
-
-    fn on_continuation(
-        &mut self,
-        header: Header,
-        payload: &[u8],
-        events: &mut Vec<Event>,
-    ) -> Result<(), Violation> {
-        let Some(mut block) = self.block.take() else {
-            return Err(Violation::Interleaved { kind: header.kind });
-        };
-        block.bytes.extend_from_slice(payload);
-        block.continuations += 1;
-        if header.has(flag::END_HEADERS) {
-            return self.on_block(block.stream, block.end, &block.bytes, events);
-        }
-        self.block = Some(block);
-        Ok(())
-    }
-
-    /// A whole header block. It is decoded whatever becomes of it, because the table depends on it.
-    fn on_block(
-        &mut self,
-        stream: u32,
-        end: bool,
-        block: &[u8],
-        events: &mut Vec<Event>,
-    ) -> Result<(), Violation> {
-        self.head_since_ms = None;
-        let limit = limits::HEADER_BLOCK_BYTES;
-        if block.len() > limit {
-            return Err(Violation::HeaderBlock { limit });
-        }
-        match self.streams.get(&stream) {
-            Some(state) if state.remote_closed => {
-                self.decode(block, |_, _| ())?;
-                self.break_stream(stream, Code::STREAM_CLOSED, events)
-            }
-            Some(state) if state.answered || self.role == Role::Server => {
-                self.on_trailers(stream, end, block, events)
-            }
-            Some(_) => self.on_response(stream, end, block, events),
-            None if self.role == Role::Server && stream > self.highest => {
-                self.on_request(stream, end, block, events)
-            }
-            None => {
-                self.decode(block, |_, _| ())?;
-                self.late(kind::HEADERS, stream, false)
-            }
-        }
-    }
-
-    fn decode(&mut self, block: &[u8], sink: impl FnMut(&[u8], &[u8])) -> Result<List, Violation> {
-        let limit = usize::try_from(self.settings.header_list_bytes).unwrap_or(usize::MAX);
-        let list = self.decoder.decode(block, limit, sink).map_err(Violation::Compression)?;
-        if list == List::TooLarge {
-            self.watch.large_list()?;
-        }
-        Ok(list)
-    }
-
-    fn on_request(
-        &mut self,
-        stream: u32,
-        end: bool,
-        block: &[u8],
-        events: &mut Vec<Event>,
-    ) -> Result<(), Violation> {
-        let mut fields = RequestFields::default();
-        let list = self.decode(block, |name, value| fields.add(name, value))?;
-        if matches!(self.leaving, Leaving::Final(_)) {
-            return self.watch.overhead();
-        }
-        if u32::try_from(self.streams.len()).unwrap_or(u32::MAX) >= self.settings.max_streams {
-            self.highest = stream;
-            return self.break_stream(stream, Code::REFUSED_STREAM, events);
-        }
-        let head = match (list, fields.finish()) {
-            (List::Whole, Ok(head)) => head,
-            (list, _) => {
-                self.highest = stream;
-                return self.break_stream(stream, malformed(list), events);
-            }
-        };
-        self.add_stream(stream);
-        if end {
-            self.close_remote(stream);
-        }
-        events.push(Event::Request { stream: StreamId(stream), head: Box::new(head), end });
-        Ok(())
-    }
-
-    fn on_response(
-        &mut self,
-        stream: u32,
-        end: bool,
-        block: &[u8],
-        events: &mut Vec<Event>,
-    ) -> Result<(), Violation> {
-        let mut fields = ResponseFields::default();
-        let list = self.decode(block, |name, value| fields.add(name, value))?;
-        let head = match (list, fields.finish()) {
-            (List::Whole, Ok(head)) => head,
-            (list, _) => return self.break_stream(stream, malformed(list), events),
-        };
-        if head.status < 200 {
-            // An interim answer can't be the end (RFC 9113 section 8.1).
-            return if end {
-                self.break_stream(stream, Code::PROTOCOL_ERROR, events)
-            } else {
-                self.watch.overhead()
-            };
-        }
-        if let Some(state) = self.streams.get_mut(&stream) {
-            state.answered = true;
-        }
-        if end {
-            self.close_remote(stream);
-        }
-        let (status, baggage) = (head.status, head.baggage);
-        events.push(Event::Response { stream: StreamId(stream), status, baggage, end });
-        Ok(())
-    }
-
-    fn on_trailers(
-        &mut self,
-        stream: u32,
-        end: bool,
-        block: &[u8],
-        events: &mut Vec<Event>,
-    ) -> Result<(), Violation> {
-        let mut fields = TrailerFields::default();
-        let list = self.decode(block, |name, value| fields.add(name, value))?;
-        if list == List::TooLarge || fields.finish().is_err() || !end {
-            return self.break_stream(stream, malformed(list), events);
-        }
-        self.close_remote(stream);
-        events.push(Event::End { stream: StreamId(stream) });
-        Ok(())
     }
 
     /// Priorities are read over (RFC 9113 section 5.3.2).
@@ -480,28 +328,4 @@ impl Connection {
 /// A big-endian word at the start; 0 for less, which lengths checked before rule out.
 fn word(payload: &[u8]) -> u32 {
     payload.first_chunk().map_or(0, |bytes| u32::from_be_bytes(*bytes))
-}
-
-/// The header block inside a HEADERS frame, without padding and priority.
-fn unwrapped(header: Header, payload: &[u8]) -> Result<&[u8], Violation> {
-    let kind = header.kind;
-    let short = Violation::FrameLength { kind, length: header.length };
-    let mut block = payload;
-    if header.has(flag::PADDED) {
-        let (padding, rest) = block.split_first().ok_or(short)?;
-        let length = rest.len().checked_sub(usize::from(*padding)).ok_or(Violation::Padding { kind })?;
-        block = rest.get(..length).ok_or(short)?;
-    }
-    if header.has(flag::PRIORITY) {
-        block = block.get(5..).ok_or(short)?;
-    }
-    Ok(block)
-}
-
-/// A list too long is no fault of form.
-fn malformed(list: List) -> Code {
-    match list {
-        List::Whole => Code::PROTOCOL_ERROR,
-        List::TooLarge => Code::ENHANCE_YOUR_CALM,
-    }
 }

@@ -11,6 +11,7 @@ mod frame;
 pub mod fuzz;
 mod handle;
 mod head;
+mod header_block;
 pub mod hpack;
 mod huffman;
 mod receive;
