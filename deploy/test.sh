@@ -25,7 +25,7 @@ step() {
 prepare() {
     need ip iproute2 iptables-restore iptables conntrack conntrack curl curl iperf3 iperf3 nginx nginx-light \
         tcpdump tcpdump prlimit util-linux dig bind9-dnsutils unbound unbound \
-        strace strace faketime faketime chromium chromium
+        strace strace perf linux-perf faketime faketime chromium chromium
     fetch_envoy
     build_istiod
     build_istioctl
@@ -81,6 +81,7 @@ fuzz() {
 
 bench() {
     RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway "$CARGO_TARGET_DIR/debug/ringway-gen" compare --smoke
+    RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway "$CARGO_TARGET_DIR/debug/ringway-gen" counts
     RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway "$CARGO_TARGET_DIR/debug/ringway-gen" control --smoke
 }
 

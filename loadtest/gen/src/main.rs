@@ -3,6 +3,7 @@
 mod authority;
 mod compare;
 mod control;
+mod counts;
 mod load;
 mod names;
 mod netns;
@@ -58,6 +59,8 @@ enum Command {
     Hop2(yardstick::Proxy),
     /// Compare arms, in network namespaces; needs root.
     Compare(compare::Compare),
+    /// Count system calls, allocations and held bytes, each with its bound; needs root and perf.
+    Counts(counts::Counts),
     /// Measure what a control plane's pushes cost; needs root.
     Control(control::Control),
     /// Measure what an answer of the DNS proxy costs; needs root.
@@ -82,6 +85,7 @@ fn main() -> Result<()> {
         Command::H2tokio(proxy) => yardstick::h2tokio(proxy),
         Command::Hop2(proxy) => yardstick::hop2(proxy),
         Command::Compare(compare) => compare.run(),
+        Command::Counts(counts) => counts.run(),
         Command::Control(control) => control.run(),
         Command::Dns(arguments) => names::names(&arguments),
     }

@@ -134,6 +134,11 @@ impl Stage {
         .piped(&self.directory.join("load.log"))
     }
 
+    /// Where it keeps its files.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     pub fn log(&self, side: Side) -> PathBuf {
         self.directory.join(format!("{}.log", side.node()))
     }
@@ -238,6 +243,20 @@ impl Stage {
 }
 
 impl Proxies {
+    pub fn ids(&self) -> Vec<u32> {
+        self.processes.iter().map(Process::id).collect()
+    }
+
+    /// All proxies together, without what is resident of files.
+    pub fn anonymous_bytes(&self) -> u64 {
+        self.processes.iter().map(Process::anonymous_bytes).sum()
+    }
+
+    /// Open in all proxies together.
+    pub fn descriptors(&self) -> usize {
+        self.processes.iter().map(Process::descriptors).sum()
+    }
+
     /// All proxies together.
     pub fn usage(&self) -> Usage {
         self.processes.iter().map(Process::usage).fold(Usage::default(), std::ops::Add::add)

@@ -3,7 +3,7 @@
 pub mod agent;
 pub mod arm;
 pub mod process;
-mod scenario;
+pub mod scenario;
 mod table;
 mod wire;
 
@@ -185,7 +185,11 @@ impl Compare {
             (false, true) => (2, 1.5, 2_000),
             (false, false) => (4, 4.0, 2_000),
         };
-        let size = Size { seconds: self.seconds.unwrap_or(seconds), held: self.held.unwrap_or(held) };
+        let size = Size {
+            seconds: self.seconds.unwrap_or(seconds),
+            held: self.held.unwrap_or(held),
+            sources: usize::MAX,
+        };
         (self.rounds.unwrap_or(rounds).clamp(1, 100), size)
     }
 

@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::arm::{Programs, Proxies, SERVER_PORT, Stage};
-use super::process::Usage;
+use super::process::{Process, Usage};
 use crate::load::outcome::Outcome;
 use crate::topology::{CLIENT, SERVER, Side};
 
 const LOAD_DEADLINE: Duration = Duration::from_secs(60);
 /// Memory is given back by timers: how long after a burst it is measured.
 const GIVE_BACK: Duration = Duration::from_secs(6);
-const SETTLE: Duration = Duration::from_millis(500);
+pub const SETTLE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
@@ -51,6 +51,8 @@ pub enum Scenario {
 pub struct Size {
     pub seconds: f64,
     pub held: u16,
+    /// Addresses of the client that cold tunnels come from: each meets every address of the server.
+    pub sources: usize,
 }
 
 /// One arm's figures of one round.
@@ -96,10 +98,18 @@ impl Scenario {
         arguments.extend(["--to".into(), format!("{SERVER}:{SERVER_PORT}"), "--gate".into()]);
         arguments.extend(["--seconds".into(), seconds]);
         if self == Self::Cold {
-            arguments.extend(["--from".into(), listed(Side::Client, 0)]);
-            arguments.extend(["--others".into(), listed(Side::Server, 1)]);
+            arguments.extend(["--from".into(), listed(Side::Client, 0, size.sources)]);
+            arguments.extend(["--others".into(), listed(Side::Server, 1, usize::MAX)]);
         }
         arguments
+    }
+
+    /// The load client, warmed up: the next word to it begins what is measured.
+    pub fn begin(self, stage: &Stage, programs: &Programs, size: Size) -> Result<Process> {
+        let mut load = stage.load(&self.arguments(size), programs)?;
+        let said = load.line(LOAD_DEADLINE)?;
+        ensure!(said == "ready", "{said:?} instead of ready");
+        Ok(load)
     }
 
     /// Runs once on fresh proxies and checks that everything arrived.
@@ -107,9 +117,7 @@ impl Scenario {
         let proxies = stage.start(programs)?;
         std::thread::sleep(SETTLE);
         let rest = proxies.usage();
-        let mut load = stage.load(&self.arguments(size), programs)?;
-        let said = load.line(LOAD_DEADLINE)?;
-        ensure!(said == "ready", "{said:?} instead of ready");
+        let mut load = self.begin(stage, programs, size)?;
         let mut figures = Figures::new();
         if matches!(self, Self::Idle | Self::UsedThenIdle) {
             held(&mut figures, &proxies, rest, size);
@@ -117,11 +125,10 @@ impl Scenario {
         let (before, server) = (proxies.usage(), stage.server.usage());
         let client = load.usage();
         load.proceed()?;
-        let outcome: Outcome = serde_json::from_str(&load.line(LOAD_DEADLINE)?)?;
+        let outcome = outcome_of(&mut load)?;
         let used = proxies.usage() - before;
         let load_used = (stage.server.usage() - server) + (load.usage() - client);
-        load.proceed()?;
-        load.finished(LOAD_DEADLINE)?;
+        end(load)?;
         self.check(&outcome, stage)?;
         self.figures(&mut figures, &outcome, used);
         if self == Self::SlowReader {
@@ -142,7 +149,8 @@ impl Scenario {
         Ok(figures)
     }
 
-    fn check(self, outcome: &Outcome, stage: &Stage) -> Result<()> {
+    /// Fails unless everything arrived, and the server saw the client's own address.
+    pub fn check(self, outcome: &Outcome, stage: &Stage) -> Result<()> {
         let stalls_allowed = self == Self::SlowReader;
         if let (Some(first), false) = (&outcome.first_error, stalls_allowed) {
             anyhow::bail!("{} errors, the first: {first}", outcome.errors);
@@ -190,6 +198,17 @@ impl Scenario {
     }
 }
 
+/// What the client found; waits until it has.
+pub fn outcome_of(load: &mut Process) -> Result<Outcome> {
+    Ok(serde_json::from_str(&load.line(LOAD_DEADLINE)?)?)
+}
+
+/// Lets go of what the client holds.
+pub fn end(mut load: Process) -> Result<()> {
+    load.proceed()?;
+    load.finished(LOAD_DEADLINE)
+}
+
 /// A proxy that writes no access log does less work than one that does. Lines may be dropped under load, but
 /// not most of them.
 fn check_log(stage: &Stage, operations: u64) -> Result<()> {
@@ -219,6 +238,6 @@ fn held(figures: &mut Figures, proxies: &Proxies, rest: Usage, size: Size) {
     put("idle_wakeups_per_s", idle.wakeups as f64 / size.seconds);
 }
 
-fn listed(side: Side, skip: usize) -> String {
-    side.addresses().skip(skip).map(|address| address.to_string()).collect::<Vec<_>>().join(",")
+fn listed(side: Side, skip: usize, most: usize) -> String {
+    side.addresses().skip(skip).take(most).map(|address| address.to_string()).collect::<Vec<_>>().join(",")
 }
