@@ -15,7 +15,7 @@ mod yardstick;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use authority::Credential;
+use authority::{Cipher, Credential};
 use clap::Parser;
 use load::client::run_here;
 use load::{bulk, mix, requests, serve, tls};
@@ -71,13 +71,14 @@ fn main() -> Result<()> {
     match Command::parse() {
         Command::Serve { port, tls: None } => run_here(serve::serve(port)),
         Command::Serve { port, tls: Some(directory) } => {
-            tls::serve(port, Credential::issue(&directory, TLS_SERVER)?.server(&[])?)
+            tls::serve(port, Credential::issue(&directory, TLS_SERVER, Cipher::Aes256Gcm)?.server(&[])?)
         }
         Command::Bulk(arguments) => run_here(bulk::bulk(arguments)),
         Command::Rr { requests, tls: None } => run_here(requests::rr(requests)),
-        Command::Rr { requests, tls: Some(directory) } => {
-            tls::rr(&requests, Credential::issue(&directory, TLS_CLIENT)?.client(TLS_SERVER, &[])?)
-        }
+        Command::Rr { requests, tls: Some(directory) } => tls::rr(
+            &requests,
+            Credential::issue(&directory, TLS_CLIENT, Cipher::Aes256Gcm)?.client(TLS_SERVER, &[])?,
+        ),
         Command::Crr(arguments) => run_here(requests::crr(arguments)),
         Command::Cold(arguments) => run_here(requests::cold(arguments)),
         Command::Hold(arguments) => run_here(requests::hold(arguments)),

@@ -2,6 +2,7 @@
 
 pub mod agent;
 pub mod arm;
+mod envoy;
 pub mod process;
 pub mod scenario;
 mod table;
@@ -20,7 +21,7 @@ use serde::Serialize;
 use crate::topology::{Side, namespace_path, remove_leftovers};
 use arm::{Arm, Mode, Programs, SERVER_PORT, Stage};
 use scenario::{Scenario, Size};
-use table::{Ratio, Sample};
+use table::{Fairness, Ratio, Sample};
 use wire::Tap;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -87,6 +88,7 @@ struct Report {
     seconds: f64,
     held: u16,
     ratios: Vec<Ratio>,
+    fairness: Vec<Fairness>,
     samples: Vec<Sample>,
     failures: Vec<String>,
 }
@@ -126,6 +128,7 @@ impl Compare {
         }
         let (samples, failures) = self.rounds(&stages, &programs, rounds, size)?;
         let ratios = table::ratios(&samples, &self.scenarios, &self.arms, base);
+        let fairness = table::fairness(&samples, &self.arms);
         let report = Report {
             mode: self.mode.to_possible_value().map_or_else(String::new, |mode| mode.get_name().to_owned()),
             kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
@@ -134,6 +137,7 @@ impl Compare {
             seconds: size.seconds,
             held: size.held,
             ratios,
+            fairness,
             samples,
             failures,
         };
@@ -198,8 +202,19 @@ impl Compare {
         *yardstick.or(self.arms.first()).unwrap_or(&Arm::H2tokio)
     }
 
+    /// What the table must not be read without: how an arm differs, and what it could not do.
+    fn remarks(&self, failures: &[String]) -> String {
+        let differences = self.arms.iter().filter_map(|arm| Some((arm.name(), arm.differs()?)));
+        let mut remarks: Vec<String> =
+            differences.map(|(arm, difference)| format!("- {arm}: {difference}")).collect();
+        remarks.extend(failures.iter().map(|failure| format!("- FAILED: {failure}")));
+        if remarks.is_empty() { String::new() } else { format!("\n{}\n", remarks.join("\n")) }
+    }
+
     fn write(&self, report: &Report) -> Result<()> {
-        let table = table::markdown(&report.ratios);
+        let mut table = table::markdown(&report.ratios);
+        table += &table::fairness_markdown(&report.fairness);
+        table += &self.remarks(&report.failures);
         if let Some(path) = &self.json {
             std::fs::write(path, serde_json::to_string_pretty(report)?)
                 .with_context(|| format!("{}", path.display()))?;

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::arm::{Programs, Proxies, SERVER_PORT, Stage};
 use super::process::{Process, Usage};
-use crate::load::outcome::Outcome;
+use crate::load::outcome::{Latency, Outcome};
 use crate::topology::{CLIENT, SERVER, Side};
 
 const LOAD_DEADLINE: Duration = Duration::from_secs(60);
@@ -55,6 +55,13 @@ pub struct Size {
     pub sources: usize,
 }
 
+/// Who else is on the tunnel of the small requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Company {
+    None,
+    Whole,
+}
+
 /// One arm's figures of one round.
 pub type Figures = BTreeMap<String, f64>;
 
@@ -64,7 +71,7 @@ impl Scenario {
             .map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    fn arguments(self, size: Size) -> Vec<String> {
+    fn arguments(self, size: Size, company: Company) -> Vec<String> {
         let (held, seconds) = (size.held.to_string(), size.seconds.to_string());
         let specific: &[&str] = match self {
             Self::Up1 => &["bulk", "--way", "up"],
@@ -89,7 +96,9 @@ impl Scenario {
                 "--response-bytes",
                 "1024",
             ],
+            Self::SlowReader if company == Company::None => &["mix", "--connections", "4", "--rate", "100"],
             Self::SlowReader => &["mix", "--unread", "8", "--connections", "4", "--rate", "100"],
+            Self::ElephantMice if company == Company::None => &["mix", "--connections", "4", "--rate", "50"],
             Self::ElephantMice => {
                 &["mix", "--uploads", "1", "--downloads", "1", "--connections", "4", "--rate", "50"]
             }
@@ -106,16 +115,37 @@ impl Scenario {
 
     /// The load client, warmed up: the next word to it begins what is measured.
     pub fn begin(self, stage: &Stage, programs: &Programs, size: Size) -> Result<Process> {
-        let mut load = stage.load(&self.arguments(size), programs)?;
+        self.begin_with(Company::Whole, stage, programs, size)
+    }
+
+    fn begin_with(self, company: Company, stage: &Stage, programs: &Programs, size: Size) -> Result<Process> {
+        let mut load = stage.load(&self.arguments(size, company), programs)?;
         let said = load.line(LOAD_DEADLINE)?;
         ensure!(said == "ready", "{said:?} instead of ready");
         Ok(load)
+    }
+
+    /// What the small requests take where nothing else is on their tunnel; none for scenarios without company.
+    fn alone(self, stage: &Stage, programs: &Programs, size: Size) -> Result<Option<Latency>> {
+        if !matches!(self, Self::SlowReader | Self::ElephantMice) {
+            return Ok(None);
+        }
+        let mut load = self.begin_with(Company::None, stage, programs, size)?;
+        load.proceed()?;
+        let outcome = outcome_of(&mut load)?;
+        end(load)?;
+        if let Some(first) = &outcome.first_error {
+            anyhow::bail!("{} errors of requests alone, the first: {first}", outcome.errors);
+        }
+        ensure!(outcome.unanswered == 0, "{} requests alone had no answer", outcome.unanswered);
+        Ok(Some(outcome.latency.context("no request was made alone")?))
     }
 
     /// Runs once on fresh proxies and checks that everything arrived.
     pub fn run(self, stage: &Stage, programs: &Programs, size: Size) -> Result<Figures> {
         let proxies = stage.start(programs)?;
         std::thread::sleep(SETTLE);
+        let alone = self.alone(stage, programs, size)?;
         let rest = proxies.usage();
         let mut load = self.begin(stage, programs, size)?;
         let mut figures = Figures::new();
@@ -131,6 +161,9 @@ impl Scenario {
         end(load)?;
         self.check(&outcome, stage)?;
         self.figures(&mut figures, &outcome, used);
+        if let Some(alone) = alone {
+            beside(&mut figures, alone, outcome.latency);
+        }
         if self == Self::SlowReader {
             let grown = proxies.usage().memory_bytes.saturating_sub(rest.memory_bytes);
             figures.insert("memory_grown_bytes".into(), grown as f64);
@@ -219,6 +252,20 @@ fn check_log(stage: &Stage, operations: u64) -> Result<()> {
         ensure!(2 * lines > operations, "{lines} access-log lines of the {} for {operations}", side.node());
     }
     Ok(())
+}
+
+/// Requests beside the others, as multiples of the same requests alone, of the same proxies: what company costs them.
+fn beside(figures: &mut Figures, alone: Latency, beside: Option<Latency>) {
+    let mut put = |name: &str, value: f64| {
+        figures.insert(name.to_owned(), value);
+    };
+    put("alone_p50_us", alone.p50_us as f64);
+    put("alone_p99_us", alone.p99_us as f64);
+    // Where none was answered, `unanswered` tells it.
+    if let Some(beside) = beside {
+        put("p50_to_alone", beside.p50_us as f64 / alone.p50_us.max(1) as f64);
+        put("p99_to_alone", beside.p99_us as f64 / alone.p99_us.max(1) as f64);
+    }
 }
 
 /// Memory of held connections, and what they cost while nothing moves.
