@@ -8,6 +8,7 @@ mod load;
 mod names;
 mod netns;
 mod pattern;
+mod plot;
 mod sockets;
 mod topology;
 mod yardstick;
@@ -59,6 +60,8 @@ enum Command {
     Hop2(yardstick::Proxy),
     /// Compare arms, in network namespaces; needs root.
     Compare(compare::Compare),
+    /// Draw a comparison's JSON as SVG.
+    Plot(plot::Plot),
     /// Count system calls, allocations and held bytes, each with its bound; needs root and perf.
     Counts(counts::Counts),
     /// Measure what a control plane's pushes cost; needs root.
@@ -86,6 +89,7 @@ fn main() -> Result<()> {
         Command::H2tokio(proxy) => yardstick::h2tokio(proxy),
         Command::Hop2(proxy) => yardstick::hop2(proxy),
         Command::Compare(compare) => compare.run(),
+        Command::Plot(plot) => plot.run(),
         Command::Counts(counts) => counts.run(),
         Command::Control(control) => control.run(),
         Command::Dns(arguments) => names::names(&arguments),

@@ -16,9 +16,9 @@ use crate::topology::Side;
 const OUTBOUND: &str = include_str!("../../../peer/envoy/capture-outbound.yaml");
 const INBOUND: &str = include_str!("../../../peer/envoy/capture-inbound.yaml");
 
-/// What its handshakes must choose. The group is that of the other arms; the cipher isn't, as Envoy can't be told one of
-/// TLS 1.3: its policies with AES-256 refuse the mesh's keys (P-256) and group. The arm `h2tokio-aes128` shows what that
-/// difference is worth.
+/// What its handshakes must choose. The group is that of the other arms; the cipher isn't, as Envoy can't be told one
+/// of TLS 1.3: its policies with AES-256 refuse the mesh's keys (P-256) and group. The arm `h2tokio-aes128` shows what
+/// that difference is worth.
 const CHOSEN: [(&str, &str); 3] =
     [("ciphers", "TLS_AES_128_GCM_SHA256"), ("curves", "X25519"), ("versions", "TLSv1.3")];
 const ADMIN_DEADLINE: Duration = Duration::from_secs(10);

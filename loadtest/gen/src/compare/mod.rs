@@ -18,6 +18,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
 
+use crate::plot;
 use crate::topology::{Side, namespace_path, remove_leftovers};
 use arm::{Arm, Mode, Programs, SERVER_PORT, Stage};
 use scenario::{Scenario, Size};
@@ -74,6 +75,9 @@ pub struct Compare {
     json: Option<PathBuf>,
     #[arg(long)]
     markdown: Option<PathBuf>,
+    /// Draw the ratios into this directory, as `plot` does from the JSON.
+    #[arg(long)]
+    plot: Option<PathBuf>,
     /// Keep logs of the proxies here.
     #[arg(long)]
     logs: Option<PathBuf>,
@@ -218,6 +222,10 @@ impl Compare {
         if let Some(path) = &self.json {
             std::fs::write(path, serde_json::to_string_pretty(report)?)
                 .with_context(|| format!("{}", path.display()))?;
+        }
+        if let Some(directory) = &self.plot {
+            // Arms or scenarios without a place in a chart were asked for: no failure.
+            let _charts = plot::draw(&serde_json::to_string(report)?, directory, &[])?;
         }
         if let Some(path) = &self.markdown {
             std::fs::write(path, &table).with_context(|| format!("{}", path.display()))?;

@@ -82,8 +82,8 @@ pub struct Fairness {
     pub goal: f64,
 }
 
-/// How much slower a request may be beside an elephant; and beside readers that stalled, which should not matter at all:
-/// what is left for noise.
+/// How much slower a request may be beside an elephant; and beside readers that stalled, which should not matter at
+/// all: what is left for noise.
 const FAIR: [(Scenario, f64); 2] = [(Scenario::ElephantMice, 2.0), (Scenario::SlowReader, 1.2)];
 
 /// The arms' fairness, as far as its scenarios were run.

@@ -168,7 +168,13 @@ fn shares(scenario: Scenario, outcome: &Outcome, counted: Counted) -> Figures {
             ("system_calls_per_tunnel", calls / operations),
             ("allocations_per_tunnel", allocations / operations),
         ],
-        _ => vec![
+        Scenario::Rr1
+        | Scenario::Rr1k16
+        | Scenario::Rr1k64
+        | Scenario::Idle
+        | Scenario::UsedThenIdle
+        | Scenario::SlowReader
+        | Scenario::ElephantMice => vec![
             ("system_calls_per_request", calls / operations),
             ("allocations_per_request", allocations / operations),
         ],
