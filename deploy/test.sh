@@ -63,9 +63,11 @@ fuzz() {
 }
 
 bench() {
-    RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway "$CARGO_TARGET_DIR/debug/ringway-gen" compare --smoke --arms h2tokio,envoy,ringway
-    RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway "$CARGO_TARGET_DIR/debug/ringway-gen" counts
-    RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway "$CARGO_TARGET_DIR/debug/ringway-gen" control --smoke
+    generator=$CARGO_TARGET_DIR/debug/ringway-gen
+    export RINGWAY_BIN="$CARGO_TARGET_DIR/debug/ringway"
+    "$generator" compare --smoke --arms h2tokio,envoy,ringway
+    "$generator" counts
+    "$generator" control --smoke
 }
 
 as_root

@@ -190,8 +190,8 @@ fn head(title: &str, base: &str, report: &Report, rows: &[(&str, Vec<Bar<'_>>)],
          <title id=\"title\">{title}, as multiples of {base}</title>\n<desc id=\"told\">{told}</desc>\n\
          <style>\n{STYLE}</style>\n<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n\
          <text class=\"title\" x=\"16\" y=\"28\">{title}, as multiples of {base}: lower is better</text>\n\
-         <text class=\"note\" x=\"16\" y=\"48\">median of {rounds} rounds, the thin line from the least to the greatest; \
-         Linux {kernel}, {cpus} CPUs</text>\n",
+         <text class=\"note\" x=\"16\" y=\"48\">median of {rounds} rounds, the thin line from the least to the \
+         greatest; Linux {kernel}, {cpus} CPUs</text>\n",
         title = escaped(title),
         base = escaped(base),
         told = escaped(told.trim_end()),
@@ -271,10 +271,11 @@ fn row(svg: &mut String, label: &str, bars: &[Bar<'_>], top: u32) {
             svg,
             "<rect class=\"arm{}\" x=\"{from:.1}\" y=\"{y}\" width=\"{width:.1}\" height=\"{BAR_HEIGHT}\" rx=\"2\"/>\
              <path class=\"spread\" d=\"M{low:.1} {centre:.1}H{high:.1}\"/>\
-             <text class=\"value\" x=\"{:.1}\" y=\"{}\">{:.2}</text>",
+             <text class=\"value\" x=\"{:.1}\" y=\"{}\">{}{:.2}</text>",
             bar.place % 4,
             high.max(to) + 6.0,
             y + BAR_HEIGHT - 3,
+            if bar.median > LONGEST { "\u{203a} " } else { "" },
             bar.median,
         );
     }

@@ -82,23 +82,27 @@ pub fn start(node: &Node<'_>) -> Result<Process> {
     .logged(node.log)
 }
 
-/// Fails unless all handshakes of the client's side so far chose what they are to.
-pub fn check_handshakes(directory: &Path) -> Result<()> {
+/// Fails unless there were so many handshakes of the client's side so far, and all chose what they are to.
+pub fn check_handshakes(directory: &Path, least: u64) -> Result<()> {
     let admin = directory.join(format!("{}-envoy.admin", Side::Client.node()));
     let stats = ask(&admin, "/stats?filter=ssl").with_context(|| format!("{}", admin.display()))?;
-    judge(&stats)
+    judge(&stats, least)
 }
 
-fn judge(stats: &str) -> Result<()> {
+fn judge(stats: &str, least: u64) -> Result<()> {
     for (kind, wanted) in CHOSEN {
         let prefix = format!("cluster.hbone.ssl.{kind}.");
-        let chosen: Vec<&str> = stats
+        let chosen: Vec<(&str, u64)> = stats
             .lines()
             .filter_map(|line| line.strip_prefix(&prefix)?.split_once(": "))
-            .filter(|(_, count)| *count != "0")
-            .map(|(name, _)| name)
+            .filter_map(|(name, count)| Some((name, count.trim().parse().ok()?)))
+            .filter(|(_, count)| *count > 0)
             .collect();
-        ensure!(chosen == [wanted], "Envoy's handshakes chose {kind} {chosen:?} instead of {wanted}");
+        let whole = matches!(chosen[..], [(name, count)] if name == wanted && count >= least);
+        ensure!(
+            whole,
+            "Envoy's handshakes chose {kind} {chosen:?} instead of {wanted}, {least} times at least"
+        );
     }
     Ok(())
 }
@@ -141,10 +145,11 @@ mod tests {
                  cluster.hbone.ssl.curves.P-256: 0\ncluster.hbone.ssl.versions.TLSv1.3: 2\n"
             )
         };
-        judge(&stats("TLS_AES_128_GCM_SHA256", "X25519")).unwrap();
-        let fault = judge(&stats("TLS_CHACHA20_POLY1305_SHA256", "X25519")).unwrap_err().to_string();
+        judge(&stats("TLS_AES_128_GCM_SHA256", "X25519"), 2).unwrap();
+        assert!(judge(&stats("TLS_AES_128_GCM_SHA256", "X25519"), 3).is_err());
+        let fault = judge(&stats("TLS_CHACHA20_POLY1305_SHA256", "X25519"), 1).unwrap_err().to_string();
         assert!(fault.contains("TLS_CHACHA20_POLY1305_SHA256"), "{fault}");
-        assert!(judge(&stats("TLS_AES_128_GCM_SHA256", "P-384")).is_err());
-        assert!(judge("").is_err());
+        assert!(judge(&stats("TLS_AES_128_GCM_SHA256", "P-384"), 1).is_err());
+        assert!(judge("", 0).is_err());
     }
 }

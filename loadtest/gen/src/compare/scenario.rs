@@ -175,6 +175,8 @@ impl Scenario {
             let kept = proxies.usage().memory_bytes.saturating_sub(rest.memory_bytes);
             figures.insert("kept_bytes".into(), kept as f64);
         }
+        // Cold means a handshake each.
+        stage.check_handshakes(if self == Self::Cold { outcome.operations } else { 1 })?;
         drop(proxies);
         if self == Self::Crr && stage.arm.is_encrypted() {
             check_log(stage, outcome.operations)?;

@@ -76,7 +76,7 @@ pub struct Fairness {
     pub beside_p99_us: Option<f64>,
     /// Median, least and greatest of the rounds' own ratios.
     pub ratio: Option<[f64; 3]>,
-    /// Requests without an answer, of all rounds.
+    /// Requests, and readers beside them, without an answer, of all rounds.
     pub unanswered: f64,
     /// What the product is to reach.
     pub goal: f64,
