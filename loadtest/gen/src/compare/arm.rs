@@ -5,8 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use clap::ValueEnum;
+
 use super::agent::Agent;
+use super::envoy;
 use super::process::{Launch, Process, Usage};
+use crate::authority::Cipher;
 use crate::topology::{SERVER, Side, Topology, namespace_path};
 
 const READY_DEADLINE: Duration = Duration::from_secs(20);
@@ -22,6 +26,10 @@ pub enum Arm {
     H2tokio,
     /// The same again: its ratios to the first show the noise.
     Control,
+    /// The yardstick with the cipher that Envoys choose: what the cipher alone is worth.
+    H2tokioAes128,
+    /// HBONE by the real Envoy.
+    Envoy,
     /// The product, on io_uring.
     Ringway,
     /// The product, on epoll.
@@ -35,8 +43,27 @@ impl Arm {
             Self::Hop2 => "hop2",
             Self::H2tokio => "h2tokio",
             Self::Control => "control",
+            Self::H2tokioAes128 => "h2tokio-aes128",
+            Self::Envoy => "envoy",
             Self::Ringway => "ringway",
             Self::RingwayEpoll => "ringway-epoll",
+        }
+    }
+
+    /// How its work differs from the base's, where it isn't the same.
+    pub fn differs(self) -> Option<&'static str> {
+        match self {
+            Self::Envoy => Some(
+                "TLS_AES_128_GCM_SHA256, as Envoy can't be told a cipher of TLS 1.3 (h2tokio-aes128 shows what that \
+                 is worth), frames of 16 KiB, one worker; it lives in the pod's namespace",
+            ),
+            Self::H2tokioAes128 => Some("TLS_AES_128_GCM_SHA256"),
+            Self::Direct
+            | Self::Hop2
+            | Self::H2tokio
+            | Self::Control
+            | Self::Ringway
+            | Self::RingwayEpoll => None,
         }
     }
 
@@ -110,16 +137,29 @@ impl Stage {
         for side in [Side::Client, Side::Server] {
             match self.arm {
                 Arm::Direct => {}
-                Arm::Hop2 => proxies.processes.push(self.yardstick("hop2", side, programs)?),
-                Arm::H2tokio | Arm::Control => {
-                    proxies.processes.push(self.yardstick("h2tokio", side, programs)?);
+                Arm::Hop2 => {
+                    proxies.processes.push(self.yardstick("hop2", Cipher::Aes256Gcm, side, programs)?)
                 }
+                Arm::H2tokio | Arm::Control => {
+                    proxies.processes.push(self.yardstick("h2tokio", Cipher::Aes256Gcm, side, programs)?);
+                }
+                Arm::H2tokioAes128 => {
+                    proxies.processes.push(self.yardstick("h2tokio", Cipher::Aes128Gcm, side, programs)?);
+                }
+                Arm::Envoy => proxies.processes.push(self.envoy(side, programs)?),
                 Arm::Ringway => self.ringway(side, "io_uring", programs, &mut proxies)?,
                 Arm::RingwayEpoll => self.ringway(side, "epoll", programs, &mut proxies)?,
             }
         }
         self.wait_until_through(programs, &mut proxies)?;
+        self.check_handshakes(1)?;
         Ok(proxies)
+    }
+
+    /// Fails unless all handshakes so far, so many at least, chose what the comparison is about. The yardstick checks
+    /// each of its own by itself.
+    pub fn check_handshakes(&self, least: u64) -> Result<()> {
+        if self.arm == Arm::Envoy { envoy::check_handshakes(&self.directory, least) } else { Ok(()) }
     }
 
     /// A load client in the client's pod.
@@ -134,6 +174,11 @@ impl Stage {
         .piped(&self.directory.join("load.log"))
     }
 
+    /// Where it keeps its files.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     pub fn log(&self, side: Side) -> PathBuf {
         self.directory.join(format!("{}.log", side.node()))
     }
@@ -143,8 +188,7 @@ impl Stage {
         self.directory.join("ca")
     }
 
-    fn yardstick(&self, name: &str, side: Side, programs: &Programs) -> Result<Process> {
-        let other = if side == Side::Client { Side::Server } else { Side::Client };
+    fn yardstick(&self, name: &str, cipher: Cipher, side: Side, programs: &Programs) -> Result<Process> {
         let arguments = [
             name,
             "--netns",
@@ -154,7 +198,9 @@ impl Stage {
             "--identity",
             &identity(side),
             "--peer-identity",
-            &identity(other),
+            &identity(side.other()),
+            "--cipher",
+            &cipher.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned()),
         ];
         Launch {
             namespace: &self.topology.node(side),
@@ -164,6 +210,19 @@ impl Stage {
             environment: vec![],
         }
         .logged(&self.log(side))
+    }
+
+    fn envoy(&self, side: Side, programs: &Programs) -> Result<Process> {
+        envoy::start(&envoy::Node {
+            side,
+            namespace: &self.topology.pod(side),
+            cpu: programs.mode.proxy_cpu(),
+            directory: &self.directory,
+            authority: &self.authority(),
+            identity: &identity(side),
+            peer_identity: &identity(side.other()),
+            log: &self.log(side),
+        })
     }
 
     fn ringway(
@@ -238,6 +297,20 @@ impl Stage {
 }
 
 impl Proxies {
+    pub fn ids(&self) -> Vec<u32> {
+        self.processes.iter().map(Process::id).collect()
+    }
+
+    /// All proxies together, without what is resident of files.
+    pub fn anonymous_bytes(&self) -> u64 {
+        self.processes.iter().map(Process::anonymous_bytes).sum()
+    }
+
+    /// Open in all proxies together.
+    pub fn descriptors(&self) -> usize {
+        self.processes.iter().map(Process::descriptors).sum()
+    }
+
     /// All proxies together.
     pub fn usage(&self) -> Usage {
         self.processes.iter().map(Process::usage).fold(Usage::default(), std::ops::Add::add)

@@ -2,8 +2,9 @@
 
 pub mod agent;
 pub mod arm;
+mod envoy;
 pub mod process;
-mod scenario;
+pub mod scenario;
 mod table;
 mod wire;
 
@@ -17,10 +18,11 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde::Serialize;
 
+use crate::plot;
 use crate::topology::{Side, namespace_path, remove_leftovers};
 use arm::{Arm, Mode, Programs, SERVER_PORT, Stage};
 use scenario::{Scenario, Size};
-use table::{Ratio, Sample};
+use table::{Fairness, Ratio, Sample};
 use wire::Tap;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -73,6 +75,9 @@ pub struct Compare {
     json: Option<PathBuf>,
     #[arg(long)]
     markdown: Option<PathBuf>,
+    /// Draw the ratios into this directory, as `plot` does from the JSON.
+    #[arg(long)]
+    plot: Option<PathBuf>,
     /// Keep logs of the proxies here.
     #[arg(long)]
     logs: Option<PathBuf>,
@@ -83,10 +88,13 @@ struct Report {
     mode: String,
     kernel: String,
     cpus: usize,
+    /// Its name, and those of its instructions that the costs depend on.
+    cpu: String,
     rounds: u32,
     seconds: f64,
     held: u16,
     ratios: Vec<Ratio>,
+    fairness: Vec<Fairness>,
     samples: Vec<Sample>,
     failures: Vec<String>,
 }
@@ -126,14 +134,17 @@ impl Compare {
         }
         let (samples, failures) = self.rounds(&stages, &programs, rounds, size)?;
         let ratios = table::ratios(&samples, &self.scenarios, &self.arms, base);
+        let fairness = table::fairness(&samples, &self.arms);
         let report = Report {
             mode: self.mode.to_possible_value().map_or_else(String::new, |mode| mode.get_name().to_owned()),
             kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
             cpus,
+            cpu: cpu(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             rounds,
             seconds: size.seconds,
             held: size.held,
             ratios,
+            fairness,
             samples,
             failures,
         };
@@ -185,7 +196,11 @@ impl Compare {
             (false, true) => (2, 1.5, 2_000),
             (false, false) => (4, 4.0, 2_000),
         };
-        let size = Size { seconds: self.seconds.unwrap_or(seconds), held: self.held.unwrap_or(held) };
+        let size = Size {
+            seconds: self.seconds.unwrap_or(seconds),
+            held: self.held.unwrap_or(held),
+            sources: usize::MAX,
+        };
         (self.rounds.unwrap_or(rounds).clamp(1, 100), size)
     }
 
@@ -194,11 +209,29 @@ impl Compare {
         *yardstick.or(self.arms.first()).unwrap_or(&Arm::H2tokio)
     }
 
+    /// What the table must not be read without: on what, how an arm differs, and what it could not do.
+    fn remarks(&self, report: &Report) -> String {
+        let differences = self.arms.iter().filter_map(|arm| Some((arm.name(), arm.differs()?)));
+        let Report { kernel, cpus, cpu, rounds, seconds, mode, .. } = report;
+        let mut remarks = vec![format!(
+            "- {cpus} CPUs, {cpu}; Linux {kernel}; mode {mode}, {rounds} rounds of {seconds} s a scenario"
+        )];
+        remarks.extend(differences.map(|(arm, difference)| format!("- {arm}: {difference}")));
+        remarks.extend(report.failures.iter().map(|failure| format!("- FAILED: {failure}")));
+        format!("\n{}\n", remarks.join("\n"))
+    }
+
     fn write(&self, report: &Report) -> Result<()> {
-        let table = table::markdown(&report.ratios);
+        let mut table = table::markdown(&report.ratios);
+        table += &table::fairness_markdown(&report.fairness);
+        table += &self.remarks(report);
         if let Some(path) = &self.json {
             std::fs::write(path, serde_json::to_string_pretty(report)?)
                 .with_context(|| format!("{}", path.display()))?;
+        }
+        if let Some(directory) = &self.plot {
+            // Arms or scenarios without a place in a chart were asked for: no failure.
+            let _charts = plot::draw(&serde_json::to_string(report)?, directory, &[])?;
         }
         if let Some(path) = &self.markdown {
             std::fs::write(path, &table).with_context(|| format!("{}", path.display()))?;
@@ -235,6 +268,19 @@ pub fn prepare(load_cpu: Option<usize>) -> Result<()> {
         INTERRUPTED.store(true, Ordering::Relaxed);
     })?;
     Ok(())
+}
+
+/// The processor's name and what of its instructions matters for record protection and copies.
+fn cpu(cpuinfo: &str) -> String {
+    const TELLING: [&str; 6] = ["aes", "vaes", "pclmulqdq", "vpclmulqdq", "avx2", "avx512f"];
+    let value = |name: &str| {
+        let line = cpuinfo.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'));
+        line.unwrap_or_default().trim().to_owned()
+    };
+    let flags = value("flags");
+    let has = |telling: &&str| flags.split(' ').any(|flag| flag == *telling);
+    let told: Vec<&str> = TELLING.into_iter().filter(has).collect();
+    format!("{} ({})", value("model name"), told.join(" "))
 }
 
 fn wait_for_signal() -> Result<()> {
@@ -284,4 +330,16 @@ pub fn progress(what: &str, begun: Instant) {
 #[expect(clippy::print_stdout, reason = "the result of a command-line tool")]
 pub fn print(table: &str) {
     println!("{table}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_processor_is_told_with_whole_words_of_its_flags() {
+        let cpuinfo = "processor\t: 0\nmodel name\t: Some CPU @ 3 GHz\nflags\t\t: fpu aes avx2 vaesx\n";
+        assert_eq!(cpu(cpuinfo), "Some CPU @ 3 GHz (aes avx2)");
+        assert_eq!(cpu(""), " ()");
+    }
 }

@@ -123,6 +123,19 @@ impl Process {
         Usage::of(self.child.id())
     }
 
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What is resident and no file's: the same for any build of a program.
+    pub fn anonymous_bytes(&self) -> u64 {
+        field(&read(Path::new(&format!("/proc/{}/status", self.child.id()))), "RssAnon:") * 1_024
+    }
+
+    pub fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).map_or(0, Iterator::count)
+    }
+
     /// The most that was ever resident.
     pub fn peak_bytes(&self) -> u64 {
         field(&read(Path::new(&format!("/proc/{}/status", self.child.id()))), "VmHWM:") * 1_024

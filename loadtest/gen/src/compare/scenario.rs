@@ -6,14 +6,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::arm::{Programs, Proxies, SERVER_PORT, Stage};
-use super::process::Usage;
-use crate::load::outcome::Outcome;
+use super::process::{Process, Usage};
+use crate::load::outcome::{Latency, Outcome};
 use crate::topology::{CLIENT, SERVER, Side};
 
 const LOAD_DEADLINE: Duration = Duration::from_secs(60);
 /// Memory is given back by timers: how long after a burst it is measured.
 const GIVE_BACK: Duration = Duration::from_secs(6);
-const SETTLE: Duration = Duration::from_millis(500);
+pub const SETTLE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
@@ -51,6 +51,15 @@ pub enum Scenario {
 pub struct Size {
     pub seconds: f64,
     pub held: u16,
+    /// Addresses of the client that cold tunnels come from: each meets every address of the server.
+    pub sources: usize,
+}
+
+/// Who else is on the tunnel of the small requests.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Company {
+    None,
+    Whole,
 }
 
 /// One arm's figures of one round.
@@ -62,7 +71,7 @@ impl Scenario {
             .map_or_else(String::new, |value| value.get_name().to_owned())
     }
 
-    fn arguments(self, size: Size) -> Vec<String> {
+    fn arguments(self, size: Size, company: Company) -> Vec<String> {
         let (held, seconds) = (size.held.to_string(), size.seconds.to_string());
         let specific: &[&str] = match self {
             Self::Up1 => &["bulk", "--way", "up"],
@@ -87,7 +96,9 @@ impl Scenario {
                 "--response-bytes",
                 "1024",
             ],
+            Self::SlowReader if company == Company::None => &["mix", "--connections", "4", "--rate", "100"],
             Self::SlowReader => &["mix", "--unread", "8", "--connections", "4", "--rate", "100"],
+            Self::ElephantMice if company == Company::None => &["mix", "--connections", "4", "--rate", "50"],
             Self::ElephantMice => {
                 &["mix", "--uploads", "1", "--downloads", "1", "--connections", "4", "--rate", "50"]
             }
@@ -96,20 +107,47 @@ impl Scenario {
         arguments.extend(["--to".into(), format!("{SERVER}:{SERVER_PORT}"), "--gate".into()]);
         arguments.extend(["--seconds".into(), seconds]);
         if self == Self::Cold {
-            arguments.extend(["--from".into(), listed(Side::Client, 0)]);
-            arguments.extend(["--others".into(), listed(Side::Server, 1)]);
+            arguments.extend(["--from".into(), listed(Side::Client, 0, size.sources)]);
+            arguments.extend(["--others".into(), listed(Side::Server, 1, usize::MAX)]);
         }
         arguments
+    }
+
+    /// The load client, warmed up: the next word to it begins what is measured.
+    pub fn begin(self, stage: &Stage, programs: &Programs, size: Size) -> Result<Process> {
+        self.begin_with(Company::Whole, stage, programs, size)
+    }
+
+    fn begin_with(self, company: Company, stage: &Stage, programs: &Programs, size: Size) -> Result<Process> {
+        let mut load = stage.load(&self.arguments(size, company), programs)?;
+        let said = load.line(LOAD_DEADLINE)?;
+        ensure!(said == "ready", "{said:?} instead of ready");
+        Ok(load)
+    }
+
+    /// What the small requests take where nothing else is on their tunnel; none for scenarios without company.
+    fn alone(self, stage: &Stage, programs: &Programs, size: Size) -> Result<Option<Latency>> {
+        if !matches!(self, Self::SlowReader | Self::ElephantMice) {
+            return Ok(None);
+        }
+        let mut load = self.begin_with(Company::None, stage, programs, size)?;
+        load.proceed()?;
+        let outcome = outcome_of(&mut load)?;
+        end(load)?;
+        if let Some(first) = &outcome.first_error {
+            anyhow::bail!("{} errors of requests alone, the first: {first}", outcome.errors);
+        }
+        ensure!(outcome.unanswered == 0, "{} requests alone had no answer", outcome.unanswered);
+        Ok(Some(outcome.latency.context("no request was made alone")?))
     }
 
     /// Runs once on fresh proxies and checks that everything arrived.
     pub fn run(self, stage: &Stage, programs: &Programs, size: Size) -> Result<Figures> {
         let proxies = stage.start(programs)?;
         std::thread::sleep(SETTLE);
+        let alone = self.alone(stage, programs, size)?;
         let rest = proxies.usage();
-        let mut load = stage.load(&self.arguments(size), programs)?;
-        let said = load.line(LOAD_DEADLINE)?;
-        ensure!(said == "ready", "{said:?} instead of ready");
+        let mut load = self.begin(stage, programs, size)?;
         let mut figures = Figures::new();
         if matches!(self, Self::Idle | Self::UsedThenIdle) {
             held(&mut figures, &proxies, rest, size);
@@ -117,13 +155,15 @@ impl Scenario {
         let (before, server) = (proxies.usage(), stage.server.usage());
         let client = load.usage();
         load.proceed()?;
-        let outcome: Outcome = serde_json::from_str(&load.line(LOAD_DEADLINE)?)?;
+        let outcome = outcome_of(&mut load)?;
         let used = proxies.usage() - before;
         let load_used = (stage.server.usage() - server) + (load.usage() - client);
-        load.proceed()?;
-        load.finished(LOAD_DEADLINE)?;
+        end(load)?;
         self.check(&outcome, stage)?;
         self.figures(&mut figures, &outcome, used);
+        if let Some(alone) = alone {
+            beside(&mut figures, alone, outcome.latency);
+        }
         if self == Self::SlowReader {
             let grown = proxies.usage().memory_bytes.saturating_sub(rest.memory_bytes);
             figures.insert("memory_grown_bytes".into(), grown as f64);
@@ -135,6 +175,8 @@ impl Scenario {
             let kept = proxies.usage().memory_bytes.saturating_sub(rest.memory_bytes);
             figures.insert("kept_bytes".into(), kept as f64);
         }
+        // Cold means a handshake each.
+        stage.check_handshakes(if self == Self::Cold { outcome.operations } else { 1 })?;
         drop(proxies);
         if self == Self::Crr && stage.arm.is_encrypted() {
             check_log(stage, outcome.operations)?;
@@ -142,7 +184,8 @@ impl Scenario {
         Ok(figures)
     }
 
-    fn check(self, outcome: &Outcome, stage: &Stage) -> Result<()> {
+    /// Fails unless everything arrived, and the server saw the client's own address.
+    pub fn check(self, outcome: &Outcome, stage: &Stage) -> Result<()> {
         let stalls_allowed = self == Self::SlowReader;
         if let (Some(first), false) = (&outcome.first_error, stalls_allowed) {
             anyhow::bail!("{} errors, the first: {first}", outcome.errors);
@@ -190,6 +233,17 @@ impl Scenario {
     }
 }
 
+/// What the client found; waits until it has.
+pub fn outcome_of(load: &mut Process) -> Result<Outcome> {
+    Ok(serde_json::from_str(&load.line(LOAD_DEADLINE)?)?)
+}
+
+/// Lets go of what the client holds.
+pub fn end(mut load: Process) -> Result<()> {
+    load.proceed()?;
+    load.finished(LOAD_DEADLINE)
+}
+
 /// A proxy that writes no access log does less work than one that does. Lines may be dropped under load, but
 /// not most of them.
 fn check_log(stage: &Stage, operations: u64) -> Result<()> {
@@ -200,6 +254,20 @@ fn check_log(stage: &Stage, operations: u64) -> Result<()> {
         ensure!(2 * lines > operations, "{lines} access-log lines of the {} for {operations}", side.node());
     }
     Ok(())
+}
+
+/// Requests beside the others, as multiples of the same requests alone, of the same proxies: what company costs them.
+fn beside(figures: &mut Figures, alone: Latency, beside: Option<Latency>) {
+    let mut put = |name: &str, value: f64| {
+        figures.insert(name.to_owned(), value);
+    };
+    put("alone_p50_us", alone.p50_us as f64);
+    put("alone_p99_us", alone.p99_us as f64);
+    // Where none was answered, `unanswered` tells it.
+    if let Some(beside) = beside {
+        put("p50_to_alone", beside.p50_us as f64 / alone.p50_us.max(1) as f64);
+        put("p99_to_alone", beside.p99_us as f64 / alone.p99_us.max(1) as f64);
+    }
 }
 
 /// Memory of held connections, and what they cost while nothing moves.
@@ -219,6 +287,6 @@ fn held(figures: &mut Figures, proxies: &Proxies, rest: Usage, size: Size) {
     put("idle_wakeups_per_s", idle.wakeups as f64 / size.seconds);
 }
 
-fn listed(side: Side, skip: usize) -> String {
-    side.addresses().skip(skip).map(|address| address.to_string()).collect::<Vec<_>>().join(",")
+fn listed(side: Side, skip: usize, most: usize) -> String {
+    side.addresses().skip(skip).take(most).map(|address| address.to_string()).collect::<Vec<_>>().join(",")
 }

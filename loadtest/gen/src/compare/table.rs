@@ -66,6 +66,87 @@ pub fn ratios(samples: &[Sample], scenarios: &[Scenario], arms: &[Arm], base: Ar
     ratios
 }
 
+/// What company on their tunnel does to small requests, within one arm: no other arm is needed to read it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Fairness {
+    pub scenario: String,
+    pub arm: &'static str,
+    pub alone_p99_us: f64,
+    /// None where no round had an answer beside the others.
+    pub beside_p99_us: Option<f64>,
+    /// Median, least and greatest of the rounds' own ratios.
+    pub ratio: Option<[f64; 3]>,
+    /// Requests, and readers beside them, without an answer, of all rounds.
+    pub unanswered: f64,
+    /// What the product is to reach.
+    pub goal: f64,
+}
+
+/// How much slower a request may be beside an elephant; and beside readers that stalled, which should not matter at
+/// all: what is left for noise.
+const FAIR: [(Scenario, f64); 2] = [(Scenario::ElephantMice, 2.0), (Scenario::SlowReader, 1.2)];
+
+/// The arms' fairness, as far as its scenarios were run.
+pub fn fairness(samples: &[Sample], arms: &[Arm]) -> Vec<Fairness> {
+    let mut rows = Vec::new();
+    for (scenario, goal) in FAIR {
+        for arm in arms {
+            let rounds = rounds_of(samples, &scenario.name(), *arm);
+            let all = |name: &str| sorted(rounds.values().filter_map(|figures| figures.get(name).copied()));
+            let Some(alone_p99_us) = median(&all("alone_p99_us")) else { continue };
+            let ratios = all("p99_to_alone");
+            let ratio = match (median(&ratios), ratios.first(), ratios.last()) {
+                (Some(median), Some(least), Some(greatest)) => Some([median, *least, *greatest]),
+                _ => None,
+            };
+            rows.push(Fairness {
+                scenario: scenario.name(),
+                arm: arm.name(),
+                alone_p99_us,
+                beside_p99_us: ratio.and_then(|_| median(&all("p99_us"))),
+                ratio,
+                unanswered: all("unanswered").iter().sum(),
+                goal,
+            });
+        }
+    }
+    rows
+}
+
+/// The same as Markdown; nothing where there is none.
+pub fn fairness_markdown(rows: &[Fairness]) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut table = String::from(
+        "\n| scenario | arm | p99 alone, µs | p99 beside, µs | ratio | spread | unanswered | goal |\n\
+         |---|---|--:|--:|---|---|--:|---|\n",
+    );
+    for row in rows {
+        let beside = row.beside_p99_us.map_or_else(|| "none".into(), short);
+        let (ratio, spread) = row.ratio.map_or_else(
+            || ("-".into(), String::new()),
+            |[median, least, greatest]| (format!("x{median:.2}"), format!("{least:.2}-{greatest:.2}")),
+        );
+        let met = row.unanswered == 0.0 && row.ratio.is_some_and(|[median, ..]| median <= row.goal);
+        let goal = if row.arm.starts_with(Arm::Ringway.name()) {
+            format!("{} {}", row.goal, if met { "met" } else { "missed" })
+        } else {
+            String::new()
+        };
+        // Writing to a String does not fail.
+        let _ = writeln!(
+            table,
+            "| {} | {} | {} | {beside} | {ratio} | {spread} | {} | {goal} |",
+            row.scenario,
+            row.arm,
+            short(row.alone_p99_us),
+            short(row.unanswered),
+        );
+    }
+    table
+}
+
 /// What the product is to reach, as ratios to the yardstick (design/measuring.md); lower is better in all.
 const GOALS: [(&str, &str, f64); 10] = [
     ("up1", "cpu_s_per_gb", 0.60),
@@ -188,6 +269,31 @@ mod tests {
             markdown(&ratios)
                 .contains("| up1 | cpu_s_per_gb | ringway | 2.00 | 1.80 | x0.50 | 0.50-0.90 | 0.6 met |")
         );
+    }
+
+    #[test]
+    fn fairness_is_told_of_each_arm_by_itself_and_no_answer_is_no_pass() {
+        let sample = |arm: Arm, round, figures: &[(&str, f64)]| Sample {
+            scenario: Scenario::SlowReader.name(),
+            arm: arm.name(),
+            round,
+            figures: figures.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect(),
+        };
+        let fine = [("alone_p99_us", 200.0), ("p99_us", 220.0), ("p99_to_alone", 1.1), ("unanswered", 0.0)];
+        let stalled = [("alone_p99_us", 400.0), ("unanswered", 4.0)];
+        let samples = [
+            sample(Arm::Ringway, 0, &fine),
+            sample(Arm::H2tokio, 0, &stalled),
+            sample(Arm::Ringway, 1, &fine),
+            sample(Arm::H2tokio, 1, &stalled),
+        ];
+        let table = fairness_markdown(&fairness(&samples, &[Arm::H2tokio, Arm::Envoy, Arm::Ringway]));
+        assert!(table.contains("| slow_reader | h2tokio | 400 | none | - |  | 8.00 |  |"), "{table}");
+        assert!(
+            table.contains("| slow_reader | ringway | 200 | 220 | x1.10 | 1.10-1.10 | 0 | 1.2 met |"),
+            "{table}"
+        );
+        assert_eq!(table.lines().count(), 5, "{table}");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use anyhow::Result;
 use tokio::task::spawn_local;
 
 use super::bulk::{Way, transfer};
-use super::client::{SharedTally, Target, shared_tally};
+use super::client::{GRACE, SharedTally, Target, shared_tally};
 use super::protocol::Opening;
 use super::requests::{Requests, kept};
 
@@ -36,7 +36,11 @@ pub async fn mix(mix: Mix) -> Result<()> {
     let (tally, elephants) = (shared_tally()?, shared_tally()?);
     let mut unread = Vec::new();
     for _ in 0..mix.unread {
-        unread.push(mice.target.open(Opening::Source, &tally).await?);
+        // Where those before have stopped the whole tunnel, that is what is to be told, not a failure of ours.
+        match tokio::time::timeout(GRACE, mice.target.open(Opening::Source, &tally)).await {
+            Ok(opened) => unread.push(opened?),
+            Err(_) => tally.borrow_mut().outcome.unanswered += 1,
+        }
     }
     mice.target.ready()?;
     let begun = Instant::now();

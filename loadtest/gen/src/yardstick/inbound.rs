@@ -16,7 +16,6 @@ use tokio_rustls::TlsAcceptor;
 
 use super::log::Connection;
 use super::{CONNECTION_WINDOW_BYTES, FRAME_BYTES, HBONE_PORT, Pod, STREAM_WINDOW_BYTES, copy, keep_alive};
-use crate::authority::check_handshake;
 use crate::sockets::{dial_from, listen_in, v4};
 
 const STREAMS_OFFERED: u32 = 200;
@@ -53,7 +52,7 @@ async fn tunnel(
     socket.set_nodelay(true)?;
     let to = v4(socket.local_addr()?)?;
     let stream = acceptor.accept(socket).await?;
-    let identity = check_handshake(stream.get_ref().1)?;
+    let identity = pod.credential.check_handshake(stream.get_ref().1)?;
     let peer = Arc::new(Peer { pod, identity, from: from?, to });
     let mut connection = h2::server::Builder::new()
         .initial_window_size(STREAM_WINDOW_BYTES)

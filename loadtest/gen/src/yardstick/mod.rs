@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use h2::{Ping, PingPong};
 
-use crate::authority::Credential;
+use crate::authority::{Cipher, Credential};
 use crate::netns::Namespace;
 use log::AccessLog;
 
@@ -45,6 +45,8 @@ pub struct Proxy {
     /// The identity that this pod's destinations must show.
     #[arg(long)]
     pub peer_identity: String,
+    #[arg(long, value_enum, default_value = "aes256-gcm")]
+    pub cipher: Cipher,
 }
 
 /// What both directions of a pod's proxy share.
@@ -75,7 +77,7 @@ pub fn hop2(proxy: Proxy) -> Result<()> {
 fn run<F: Future<Output = Result<()>>>(proxy: Proxy, serve: impl FnOnce(Arc<Pod>) -> F) -> Result<()> {
     let pod = Arc::new(Pod {
         namespace: Namespace::open(&proxy.netns).with_context(|| format!("{}", proxy.netns.display()))?,
-        credential: Credential::issue(&proxy.authority, &proxy.identity)?,
+        credential: Credential::issue(&proxy.authority, &proxy.identity, proxy.cipher)?,
         identity: proxy.identity,
         peer_identity: proxy.peer_identity,
         log: AccessLog::start()?,

@@ -12,7 +12,7 @@ use rustls::ClientConfig;
 use tokio_rustls::TlsConnector;
 
 use super::{CONNECTION_WINDOW_BYTES, FRAME_BYTES, HBONE_PORT, Pod, STREAM_WINDOW_BYTES, keep_alive};
-use crate::authority::{check_handshake, no_name};
+use crate::authority::no_name;
 use crate::sockets::dial_from;
 
 const STREAMS_PER_TUNNEL: usize = 100;
@@ -77,7 +77,7 @@ impl Pool {
     async fn dial(&self, to: SocketAddrV4) -> Result<Tunnel> {
         let socket = dial_from(&self.pod.namespace, to, None).await.context("io error")?;
         let stream = self.connector.connect(no_name(), socket).await.context("tls error")?;
-        check_handshake(stream.get_ref().1)?;
+        self.pod.credential.check_handshake(stream.get_ref().1)?;
         let (requests, mut connection) = h2::client::Builder::new()
             .initial_window_size(STREAM_WINDOW_BYTES)
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
