@@ -47,8 +47,9 @@ struct Mapping {
     resident_kib: u64,
 }
 
-/// The mappings of files in this text of smaps that can't be written and hold no page of their own. Those made read-only
-/// after relocation (RELRO) do, and so does a page that a debugger has written to.
+/// The mappings of files in this text of smaps that can't be written and hold no page of their own, in memory or swapped
+/// out. Those made read-only after relocation (RELRO) do, and so does a page that a debugger has written to. (A page
+/// that counts as dirty here may only be one that the file system hasn't written yet.)
 fn clean_mappings(smaps: &str) -> Vec<Mapping> {
     let mut mappings = Vec::new();
     let mut current: Option<Mapping> = None;
@@ -63,7 +64,7 @@ fn clean_mappings(smaps: &str) -> Vec<Mapping> {
         };
         match (key, &mut current) {
             ("Rss", Some(mapping)) => mapping.resident_kib = kib,
-            ("Anonymous" | "Private_Dirty" | "Shared_Dirty" | "Locked", _) if kib > 0 => current = None,
+            ("Anonymous" | "Swap" | "Locked", _) if kib > 0 => current = None,
             _ => {}
         }
     }
@@ -91,8 +92,9 @@ mod tests {
 55d0c8400000-55d0c8800000 r--p 00000000 fe:00 100      /usr/local/bin/ringway
 Size:               4096 kB
 Rss:                 100 kB
-Private_Dirty:         0 kB
+Private_Dirty:        64 kB
 Anonymous:             0 kB
+Swap:                  0 kB
 VmFlags: rd mr mw me sd
 55d0c8800000-55d0c9600000 r-xp 00400000 fe:00 100      /usr/local/bin/ringway
 Rss:               12000 kB
@@ -101,7 +103,11 @@ Anonymous:             0 kB
 Rss:                 480 kB
 Private_Dirty:       476 kB
 Anonymous:           476 kB
-55d0c9700000-55d0c9710000 rw-p 01300000 fe:00 100      /usr/local/bin/ringway
+55d0c9700000-55d0c9701000 r--p 01300000 fe:00 100      /usr/local/bin/ringway
+Rss:                   4 kB
+Anonymous:             0 kB
+Swap:                  8 kB
+55d0c9701000-55d0c9710000 rw-p 01300000 fe:00 100      /usr/local/bin/ringway
 Rss:                  40 kB
 Anonymous:             0 kB
 7f0000000000-7f0000400000 r--p 00000000 00:00 0
