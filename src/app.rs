@@ -15,7 +15,7 @@ use crate::bridge::identities::Identities;
 use crate::bridge::mailbox::mailbox;
 use crate::bridge::order::{Order, Pod, PodInfo, PodKind};
 use crate::bridge::published::Published;
-use crate::bridge::report::Report;
+use crate::bridge::report::{LastWord, Report};
 use crate::config::{
     Aead, Auth, Config, ControlPlane, EventLoop as WantedLoop, LocalXds, ProxyMode, RootCertificate,
     WorkloadInfo,
@@ -213,7 +213,9 @@ fn start_shards(seeds: Vec<Seed>, event_loop: EventLoop) -> anyhow::Result<Vec<t
     let mut threads = Vec::new();
     for (seed, core) in seeds.into_iter().zip(cores) {
         let name = format!("shard-{}", seed.index);
+        let last_word = LastWord::new(seed.index, seed.reports.clone());
         let spawned = thread::Builder::new().name(name.clone()).spawn(move || {
+            let _told_at_the_end = last_word;
             if let Some(core) = core {
                 cpu::pin(core);
             }

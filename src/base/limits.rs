@@ -43,7 +43,7 @@ pub const RECORDS_A_TURN: usize = 64;
 pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
 
 // shard
-/// How often deadlines of tunnels and half-closed connections are looked at.
+/// How often deadlines of tunnels and half-closed connections are looked at, while there are any.
 pub const TICK_MS: u64 = 1_000;
 /// Pause before a report is posted again to a full mailbox.
 pub const MAILBOX_RETRY_MS: u64 = 10;
@@ -94,8 +94,9 @@ pub const CNI_SILENCE_LAST_MS: u64 = 160_000;
 /// Letters from the control thread that the CNI thread hasn't read: two reports a shard for each pod of a node.
 pub const CNI_LETTERS_QUEUED: usize = 16_384;
 
-/// Pause between looks at the source files, and of the control thread's other regular work.
+/// The least pause between two rounds of the control thread's regular work; at rest there is none but the heartbeat's.
 pub const CONTROL_TICK_MS: u64 = 100;
+/// Pause between looks at the source files.
 pub const SOURCE_POLL_MS: u64 = 500;
 /// A shard that didn't answer for this long makes the process unready.
 pub const HEARTBEAT_MS: u64 = 5_000;

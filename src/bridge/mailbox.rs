@@ -1,11 +1,12 @@
-//! A bounded queue between two threads with a bell: a socket pair that either kind of event loop can wait for.
+//! A bounded queue between two threads with a bell: a socket pair that either kind of event loop can wait for. The queue
+//! takes memory for the letters that are in it: bounds are for the worst day, and together would be megabytes.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crossbeam::channel::{Receiver, Sender, TrySendError, bounded};
+use crossbeam::channel::{Receiver, SendError, Sender, unbounded};
 
 /// The sending end; clones share the queue and the bell.
 pub struct Mailbox<T> {
@@ -23,15 +24,18 @@ pub struct Letterbox<T> {
 struct Bell {
     hammer: UnixStream,
     rung: AtomicBool,
+    /// Letters that are in the queue or about to be.
+    letters: AtomicUsize,
+    bound: usize,
 }
 
 /// A mailbox for at most `bound` letters.
 pub fn mailbox<T>(bound: usize) -> io::Result<(Mailbox<T>, Letterbox<T>)> {
-    let (sender, receiver) = bounded(bound);
+    let (sender, receiver) = unbounded();
     let (hammer, ear) = UnixStream::pair()?;
     hammer.set_nonblocking(true)?;
     ear.set_nonblocking(true)?;
-    let bell = Arc::new(Bell { hammer, rung: AtomicBool::new(false) });
+    let bell = Arc::new(Bell { hammer, rung: AtomicBool::new(false), letters: AtomicUsize::new(0), bound });
     Ok((Mailbox { queue: sender, bell: bell.clone() }, Letterbox { queue: receiver, bell, ear }))
 }
 
@@ -44,12 +48,19 @@ impl<T> Clone for Mailbox<T> {
 impl<T> Mailbox<T> {
     /// Puts a letter in and rings; gives the letter back where the queue is full or the reader is gone.
     pub fn post(&self, letter: T) -> Result<(), T> {
-        match self.queue.try_send(letter) {
+        if self.bell.letters.fetch_add(1, Ordering::Relaxed) >= self.bell.bound {
+            self.bell.letters.fetch_sub(1, Ordering::Relaxed);
+            return Err(letter);
+        }
+        match self.queue.send(letter) {
             Ok(()) => {
                 self.bell.ring();
                 Ok(())
             }
-            Err(TrySendError::Full(letter) | TrySendError::Disconnected(letter)) => Err(letter),
+            Err(SendError(letter)) => {
+                self.bell.letters.fetch_sub(1, Ordering::Relaxed);
+                Err(letter)
+            }
         }
     }
 }
@@ -78,7 +89,9 @@ impl<T> Letterbox<T> {
     }
 
     pub fn take(&self) -> Option<T> {
-        self.queue.try_recv().ok()
+        let letter = self.queue.try_recv().ok()?;
+        self.bell.letters.fetch_sub(1, Ordering::Relaxed);
+        Some(letter)
     }
 }
 
@@ -94,6 +107,9 @@ mod tests {
         assert_eq!(post.post(3), Err(3));
         letters.silence();
         assert_eq!((letters.take(), letters.take(), letters.take()), (Some(1), Some(2), None));
+        assert_eq!(post.post(4), Ok(()), "there is room again");
+        drop(letters);
+        assert_eq!(post.post(5), Err(5), "nobody reads");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use crate::base::text::Text;
 use crate::bridge::counts::{Engine, Holding, Timing, Timings, Work};
 use crate::bridge::flow::LiveDetail;
+use crate::bridge::mailbox::Mailbox;
 use crate::mesh::identity::Identity;
 use crate::mesh::labels::{Flag, LabelSet, Party, Reporter};
 
@@ -24,6 +25,27 @@ pub enum Report {
     Resolve(Text),
     /// A drain has finished: nothing is left.
     Drained { shard: usize },
+    /// The shard's thread is about to end. See `LastWord`.
+    Ended { shard: usize },
+}
+
+/// Held by a shard's thread for as long as it runs: reports its end, however it ends.
+pub struct LastWord {
+    shard: usize,
+    reports: Mailbox<Report>,
+}
+
+impl LastWord {
+    pub fn new(shard: usize, reports: Mailbox<Report>) -> Self {
+        Self { shard, reports }
+    }
+}
+
+impl Drop for LastWord {
+    fn drop(&mut self) {
+        // A full mailbox is one that control reads, and it looks at the threads now and then as well.
+        let _ = self.reports.post(Report::Ended { shard: self.shard });
+    }
 }
 
 /// One shard's counters, at one moment.

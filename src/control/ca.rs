@@ -137,6 +137,12 @@ impl Ca {
         None
     }
 
+    /// How long nothing is due; none where nothing can be until a signing under way has ended.
+    pub fn quiet_for(&self, now: SystemTime) -> Option<Duration> {
+        let due = self.queue.first_due().filter(|_| self.under_way < SIGNINGS_AT_ONCE)?;
+        Some(due.duration_since(now).unwrap_or_default())
+    }
+
     /// How a signing ended. Returns whether a shard should look again. The answer for an identity that was
     /// forgotten meanwhile is dropped.
     pub fn finished(
@@ -337,6 +343,11 @@ impl Queue {
 
     fn remove(&mut self, urgency: Urgency, due: SystemTime, identity: &Identity) {
         self.of(urgency).remove(&(due, identity.clone()));
+    }
+
+    fn first_due(&self) -> Option<SystemTime> {
+        let queues = [&self.awaited, &self.ahead, &self.renewals];
+        queues.into_iter().filter_map(|queue| queue.first().map(|(due, _)| *due)).min()
     }
 
     fn take(&mut self, now: SystemTime) -> Option<(Urgency, Identity)> {

@@ -3,12 +3,14 @@
 //! thread does. What a message means is `control::session`'s to decide.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use tokio::sync::oneshot;
 use tracing::{error, info, warn};
 
 use crate::base::limits::{
@@ -22,9 +24,11 @@ use crate::bridge::order::{Ending, Order, Pod, PodInfo, PodKind};
 use crate::bridge::settings::Settings;
 use crate::control::publish::Orders;
 use crate::control::ready::{PODS, Readiness};
+use crate::control::recorder::Registry;
 use crate::control::session::{Action, PodView, Session};
 use crate::sys::fdpass::{self, ReceiveError, SeqPacket, Wakeup};
 use crate::sys::netns::Netns;
+use crate::sys::signal;
 use crate::wire::zds::{self, Message};
 
 const TARGET: &str = "ztunnel::inpod::workloadmanager";
@@ -70,6 +74,16 @@ pub struct Cni {
     session: Session<Place>,
     pace: Pace,
     was_ready: bool,
+}
+
+/// The running thread.
+pub struct CniThread(oneshot::Receiver<Infallible>);
+
+impl CniThread {
+    /// Waits until it has ended.
+    pub async fn ended(&mut self) {
+        let _ = (&mut self.0).await;
+    }
 }
 
 /// What came as a pod's network namespace.
@@ -128,6 +142,22 @@ impl Cni {
         let session = Session::new(move |uid| placing.shards_of(uid));
         let pace = Pace::new(fastrand::Rng::new());
         Self { uds, settings, orders, letters, readiness, board, session, pace, was_ready: false }
+    }
+
+    /// Serves the agent on a thread of its own.
+    pub fn spawn(self, registry: Registry) -> io::Result<CniThread> {
+        let (alive, gone) = oneshot::channel();
+        let work = move || {
+            // Dropped with the thread's end, whatever that is.
+            let _alive: oneshot::Sender<Infallible> = alive;
+            // Signals are for the control thread.
+            if let Err(error) = signal::shield_thread() {
+                warn!(%error, "the CNI thread can't block signals");
+            }
+            metrics::with_local_recorder(&registry, || self.run());
+        };
+        std::thread::Builder::new().name("ringway-cni".to_owned()).spawn(work)?;
+        Ok(CniThread(gone))
     }
 
     /// Serves the agent, connection after connection, until a drain.
@@ -366,7 +396,7 @@ impl Cni {
             if left.is_zero() {
                 return true;
             }
-            let limit = left.min(self.nap());
+            let limit = self.nap().map_or(left, |nap| nap.min(left));
             if fdpass::wait(self.letters.bell().as_fd(), None, Some(limit)).is_err() {
                 std::thread::sleep(limit);
             }
@@ -378,17 +408,17 @@ impl Cni {
         let bell = self.letters.bell().as_fd();
         if self.session.may_read() {
             let silence = self.pace.silence.saturating_sub(heard.elapsed());
-            let limit = if self.session.has_snapshot() { self.nap() } else { self.nap().min(silence) };
-            return link.wait(Some(bell), Some(limit));
+            let patience = (!self.session.has_snapshot()).then_some(silence);
+            return link.wait(Some(bell), self.nap().into_iter().chain(patience).min());
         }
-        fdpass::wait(bell, None, Some(self.nap())).map(|_| Wakeup::Bell)
+        fdpass::wait(bell, None, self.nap()).map(|_| Wakeup::Bell)
     }
 
-    /// How long nothing can be due.
-    fn nap(&self) -> Duration {
+    /// How long nothing can be due but what rings; `None`: for ever.
+    fn nap(&self) -> Option<Duration> {
         let due = self.session.next_tick().map(|at| at.saturating_duration_since(Instant::now()));
-        let longest = Duration::from_millis(if self.orders.waiting() { CONTROL_TICK_MS / 10 } else { 1_000 });
-        due.map_or(longest, |due| due.min(longest))
+        let again = self.orders.waiting().then_some(Duration::from_millis(CONTROL_TICK_MS / 10));
+        due.into_iter().chain(again).min()
     }
 }
 

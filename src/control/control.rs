@@ -2,7 +2,6 @@
 //! orders to the shards, and ends with the process; the HTTP servers are tasks beside it, the CNI agent has a thread
 //! of its own. It may stall for a moment (a large file) without any connection noticing.
 
-use std::any::Any;
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::net::SocketAddr;
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{mpsc, oneshot, watch};
 use tracing::{info, warn};
 
-use crate::base::limits::{CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS, REPORTS_QUEUED};
+use crate::base::limits::{CNI_LETTERS_QUEUED, CONTROL_TICK_MS, DRAIN_REPORT_MS};
 use crate::base::text::Text;
 use crate::bridge::absent::AbsentNames;
 use crate::bridge::identities::Identities;
@@ -24,7 +23,7 @@ use crate::bridge::report::Report;
 use crate::bridge::settings::Settings;
 use crate::control::admin::AdminServer;
 use crate::control::ca::Ca;
-use crate::control::cni::{Board, Cni, Letter};
+use crate::control::cni::{Board, Cni, CniThread, Letter};
 use crate::control::crl::RevocationFile;
 use crate::control::flows::FlowDesk;
 use crate::control::heartbeat::Heartbeat;
@@ -42,6 +41,8 @@ use crate::control::signing::Desk;
 use crate::control::wake::{Bell, Signals};
 use crate::control::wiring::{Mode, Wiring};
 use crate::control::xds::Client;
+
+mod regular;
 
 /// Why the control thread, and so the process, can't go on.
 #[derive(Debug, thiserror::Error)]
@@ -241,13 +242,19 @@ struct Loop {
     registry: Registry,
     /// Until the mesh is known, then it runs on its thread.
     cni: Option<Cni>,
-    cni_thread: Option<JoinHandle<()>>,
+    cni_thread: Option<CniThread>,
     post: Mailbox<Letter>,
     /// Letters that the CNI thread's mailbox didn't take yet.
     letters: VecDeque<Letter>,
     heartbeat: Heartbeat,
     dedicated: bool,
     drained: BTreeSet<usize>,
+    /// Shards whose threads have ended, in whatever way.
+    ended: BTreeSet<usize>,
+    /// When the regular work was done last.
+    ticked: Instant,
+    /// Until the process was ready once.
+    starting: bool,
 }
 
 impl Loop {
@@ -284,6 +291,9 @@ impl Loop {
             letters: VecDeque::new(),
             cni_thread: None,
             drained: BTreeSet::new(),
+            ended: BTreeSet::new(),
+            ticked: Instant::now(),
+            starting: true,
             published,
             reports,
             settings,
@@ -301,9 +311,9 @@ impl Loop {
         let kernel = |what| move |error| ControlError::Kernel { what, error };
         let bell = Bell::of(&self.reports).map_err(kernel("wait for reports"))?;
         let mut signals = Signals::new().map_err(kernel("wait for signals"))?;
-        let mut tick = tokio::time::interval(Duration::from_millis(CONTROL_TICK_MS));
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        self.tick()?;
         loop {
+            let due = self.due();
             tokio::select! {
                 biased;
                 name = signals.next() => {
@@ -318,55 +328,17 @@ impl Loop {
                 rung = bell.rung() => {
                     rung.map_err(kernel("wait for reports"))?;
                     self.take_reports()?;
+                    self.look_for_the_dead()?;
                 }
                 update = self.mesh.updates.recv() => self.update(update)?,
                 changed = self.desk.finished() => self.standings_changed(changed),
                 () = self.hosts.finished() => self.orders.post_all(|| Order::Look),
-                _ = tick.tick() => self.tick()?,
+                () = ended(&mut self.cni_thread) => return Err(ControlError::CniThread),
+                () = tokio::time::sleep_until(due.into()) => self.tick()?,
             }
             self.desk.start(SystemTime::now());
         }
         Box::pin(self.drain(quits, signals, bell)).await
-    }
-
-    /// What is done regularly.
-    fn tick(&mut self) -> Result<(), ControlError> {
-        let now = Instant::now();
-        self.take_reports()?;
-        self.own.retry(now, &mut self.orders);
-        self.orders.flush();
-        self.hand_letters_on();
-        self.heartbeat.beat(now, &self.readiness);
-        self.follow_revocations(now);
-        self.look_for_the_dead()
-    }
-
-    /// Also while the process drains: its last connections are the longest ones.
-    fn follow_revocations(&mut self, now: Instant) {
-        let Some(file) = &mut self.revocation else { return };
-        if file.look(now, &self.readiness) {
-            self.orders.post_all(|| Order::Look);
-        }
-        file.survey(now, SystemTime::now(), &self.identities);
-    }
-
-    /// Threads end by themselves only at a drain. Without one of them the process only looks alive.
-    fn look_for_the_dead(&mut self) -> Result<(), ControlError> {
-        if let Some(shard) = self.threads.iter().position(JoinHandle::is_finished) {
-            let why = match self.threads.swap_remove(shard).join() {
-                Ok(()) => "its event loop has ended".to_owned(),
-                Err(panic) => format!("it panicked: {}", panic_text(panic.as_ref())),
-            };
-            return Err(ControlError::Shard { shard, why });
-        }
-        if let Some(shard) = self.orders.lost() {
-            return Err(ControlError::Shard { shard, why: "it takes no orders any more".to_owned() });
-        }
-        let stands_still = self.letters.len() > CNI_LETTERS_QUEUED;
-        if stands_still || self.cni_thread.as_ref().is_some_and(JoinHandle::is_finished) {
-            return Err(ControlError::CniThread);
-        }
-        Ok(())
     }
 
     /// A step of the mesh: published first, then acknowledged.
@@ -396,18 +368,9 @@ impl Loop {
             self.readiness.complete(PROXY);
         }
         let Some(cni) = self.cni.take() else { return Ok(()) };
-        let registry = self.registry.clone();
-        let thread = std::thread::Builder::new()
-            .name("ringway-cni".to_owned())
-            .spawn(move || {
-                // Signals are for the control thread.
-                if let Err(error) = crate::sys::signal::shield_thread() {
-                    warn!(%error, "the CNI thread can't block signals");
-                }
-                metrics::with_local_recorder(&registry, || cni.run());
-            })
-            .map_err(|error| ControlError::Kernel { what: "start the CNI thread", error })?;
-        self.cni_thread = Some(thread);
+        let started = cni.spawn(self.registry.clone());
+        let kernel = |error| ControlError::Kernel { what: "start the CNI thread", error };
+        self.cni_thread = Some(started.map_err(kernel)?);
         Ok(())
     }
 
@@ -428,30 +391,12 @@ impl Loop {
                 Report::Want(identity) => self.desk.keeper.want(identity, SystemTime::now()),
                 Report::Lookup(name) => self.lookups.push_back(name),
                 Report::Resolve(host) => self.hosts.want(host, Instant::now()),
-                Report::Drained { shard } => {
-                    self.drained.insert(shard);
-                }
+                Report::Drained { shard } => drop(self.drained.insert(shard)),
+                Report::Ended { shard } => drop(self.ended.insert(shard)),
             }
         }
         self.hand_letters_on();
         Ok(())
-    }
-
-    fn hand_letters_on(&mut self) {
-        while let Some(letter) = self.letters.pop_front() {
-            if let Err(letter) = self.post.post(letter) {
-                self.letters.push_front(letter);
-                break;
-            }
-        }
-        while let Some(name) = self.lookups.pop_front() {
-            if let Err(mpsc::error::TrySendError::Full(name)) = self.mesh.lookups.try_send(name) {
-                self.lookups.push_front(name);
-                break;
-            }
-        }
-        // Reports are bounded, but may keep coming; whoever waits longer than his patience asks in vain.
-        self.lookups.truncate(REPORTS_QUEUED);
     }
 
     fn standings_changed(&mut self, changed: bool) {
@@ -517,9 +462,12 @@ impl Loop {
     }
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without a text")
+/// Waits for the end of the CNI thread, for ever where none runs.
+async fn ended(thread: &mut Option<CniThread>) {
+    match thread {
+        Some(thread) => thread.ended().await,
+        None => std::future::pending().await,
+    }
 }
 
 #[cfg(test)]

@@ -61,6 +61,11 @@ impl RevocationFile {
         }
     }
 
+    /// When it looks or surveys next; none: at once.
+    pub fn due(&self) -> Option<Instant> {
+        self.next_look.zip(self.next_survey).map(|(look, survey)| look.min(survey))
+    }
+
     /// Looks at the file, no more often than it makes sense; whether other lists are in force now. A file is read once
     /// it has come to rest, so that nothing is taken from one that is being written.
     pub fn look(&mut self, now: Instant, readiness: &Readiness) -> bool {

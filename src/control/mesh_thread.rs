@@ -16,6 +16,7 @@ use crate::base::limits::{
 };
 use crate::base::text::Text;
 use crate::bridge::absent::AbsentNames;
+use crate::control::alone::{Alarm, run_alone};
 use crate::control::locals::{LocalChange, Locals};
 use crate::control::publish::Source;
 use crate::control::ready::{Readiness, STATE};
@@ -84,7 +85,6 @@ pub fn start(seed: Seed) -> io::Result<MeshThread> {
     let (words, hear) = mpsc::channel(XDS_PARTS_QUEUED);
     let (lookups, asked) = mpsc::channel(LOOKUPS_QUEUED);
     let (tell, updates) = mpsc::channel(UPDATES_QUEUED);
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
     let registry = seed.registry.clone();
     let mesh = Mesh::new(seed);
     let work = move || {
@@ -94,13 +94,16 @@ pub fn start(seed: Seed) -> io::Result<MeshThread> {
         if let Err(error) = sys::proc::be_nice(MESH_THREAD_NICE) {
             warn!(%error, "the mesh thread can't step back behind the shards");
         }
-        metrics::with_local_recorder(&registry, || runtime.block_on(run(mesh, hear, asked, tell)));
+        let alarm = Alarm::default();
+        let run = run(&alarm, mesh, hear, asked, tell);
+        metrics::with_local_recorder(&registry, || run_alone(&alarm, run));
     };
     let thread = std::thread::Builder::new().name("ringway-mesh".to_owned()).spawn(work)?;
     Ok(MeshThread { words, lookups, updates, thread })
 }
 
 async fn run(
+    alarm: &Alarm,
     mut mesh: Mesh,
     mut words: mpsc::Receiver<Word>,
     mut lookups: mpsc::Receiver<Text>,
@@ -115,7 +118,6 @@ async fn run(
         {
             return;
         }
-        let wake = tokio::time::sleep_until(mesh.wake_at().into());
         tokio::select! {
             biased;
             name = lookups.recv() => match name {
@@ -123,7 +125,7 @@ async fn run(
                 None => return,
             },
             Some(word) = words.recv() => mesh.hear(word, Instant::now()),
-            () = wake => {}
+            () = alarm.rings(mesh.wake_at()) => {}
         }
         // What has queued up becomes one step; the queue's bound is this loop's.
         for _ in 0..XDS_PARTS_QUEUED {
@@ -202,12 +204,12 @@ impl Mesh {
             && self.discovery.as_ref().is_none_or(|asking| asking.intake.ledger.is_complete())
     }
 
-    fn wake_at(&self) -> Instant {
+    /// When there is something to do without a word from anybody.
+    fn wake_at(&self) -> Option<Instant> {
         let poll = self.file.as_ref().and_then(|file| file.poll_at);
         let give_up = self.discovery.as_ref().and_then(|asking| asking.intake.ledger.give_up_at());
-        let at_last =
-            Instant::now() + Duration::from_millis(if self.retired.is_empty() { 1_000 } else { RETIRE_MS });
-        [poll, give_up, self.publish_at].into_iter().flatten().fold(at_last, Instant::min)
+        let retire = (!self.retired.is_empty()).then(|| Instant::now() + Duration::from_millis(RETIRE_MS));
+        [poll, give_up, self.publish_at, retire].into_iter().flatten().min()
     }
 
     fn regular(&mut self, now: Instant) {

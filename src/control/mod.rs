@@ -2,6 +2,7 @@
 //! agent, operators. Never imports `shard` or `path`.
 
 pub mod admin;
+mod alone;
 pub mod ask;
 pub mod ca;
 pub mod chunks;

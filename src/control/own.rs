@@ -52,6 +52,11 @@ impl OwnPods {
         self.pods.values_mut().for_each(|own| own.start(orders));
     }
 
+    /// When one of them is to be started again.
+    pub fn retry_at(&self) -> Option<Instant> {
+        self.pods.values().filter_map(|own| own.retry_at).min()
+    }
+
     /// Starts those again that failed a while ago.
     pub fn retry(&mut self, now: Instant, orders: &mut Orders) {
         let due = |own: &&mut Own| own.retry_at.is_some_and(|at| at <= now);

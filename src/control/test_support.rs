@@ -11,7 +11,7 @@ use crate::bridge::flow::{
 };
 use crate::bridge::mailbox::{Letterbox, Mailbox, mailbox};
 use crate::bridge::order::Order;
-use crate::bridge::report::{LiveConnection, LiveProtocol, Report, ShardStats};
+use crate::bridge::report::{LastWord, LiveConnection, LiveProtocol, Report, ShardStats};
 use crate::bridge::settings::{DnsSettings, Settings};
 use crate::mesh::dns::Names;
 use crate::mesh::identity::TrustDomains;
@@ -86,6 +86,7 @@ impl Shards {
         for (shard, orders) in boxes.into_iter().enumerate() {
             let (report, over) = (report.clone(), over.clone());
             threads.push(std::thread::spawn(move || {
+                let _told_at_the_end = LastWord::new(shard, report.clone());
                 while !over.load(Ordering::Relaxed) {
                     while let Some(order) = orders.take() {
                         answer(shard, order, &report, stats);

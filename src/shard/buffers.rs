@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::io::IoSliceMut;
 
 use crate::base::limits::{RECORD_PLAINTEXT_BYTES, RECORDS_A_TURN};
+use crate::sys::memory;
 use crate::tls::record::{HEADER_BYTES, TRAILER_BYTES};
 use crate::wire::h2::Event;
 
@@ -41,6 +42,11 @@ impl Default for Buffers {
 }
 
 impl Buffers {
+    /// Gives back what was touched; it comes anew when it is used.
+    pub(super) fn give_back(&self) {
+        memory::let_go_of(&mut self.bulk.borrow_mut());
+    }
+
     /// What both hold.
     pub fn bytes(&self) -> usize {
         self.bulk.borrow().len() + self.small.borrow().capacity()

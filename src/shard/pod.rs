@@ -253,6 +253,7 @@ impl PodWorld {
 
     /// Runs a task that ends with the pod.
     pub fn spawn(&self, work: impl Future<Output = ()> + 'static) {
+        self.shard.stir();
         let gate = self.gate.clone();
         monoio::spawn(async move {
             gate.run(work).await;
@@ -298,6 +299,16 @@ impl PodWorld {
         self.nested.tick();
         self.spares.tick();
         self.dns.tick();
+    }
+
+    /// Whether `tick` would find nothing to do, until a task of the pod is started or a datagram comes.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.gate.inside() == 0
+            && self.tunnels.borrow().is_empty()
+            && self.pool.is_empty()
+            && self.nested.is_empty()
+            && self.spares.is_empty()
+            && self.dns.is_at_rest()
     }
 
     /// Whether it takes nothing new.

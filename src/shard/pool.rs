@@ -158,6 +158,11 @@ impl<T: Carries> Pool<T> {
         self.keys.borrow_mut().retain(|_, slot| !slot.is_unused());
     }
 
+    /// Whether it knows no peer.
+    pub(super) fn is_empty(&self) -> bool {
+        self.keys.borrow().is_empty()
+    }
+
     /// Ends every tunnel, also those still being dialled, and everybody's wait for one.
     pub fn close(&self) {
         self.closed.set(true);

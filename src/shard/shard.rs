@@ -23,7 +23,7 @@ use crate::shard::dns::Datagram;
 use crate::shard::flows::Flows;
 use crate::shard::orders;
 use crate::shard::pod::{Accepted, PodWorld, Port};
-use crate::shard::signal::Broadcast;
+use crate::shard::signal::{Broadcast, Signal};
 use crate::shard::stats::Stats;
 use crate::shard::table::Table;
 use crate::shard::told::Told;
@@ -95,6 +95,8 @@ pub struct Shard {
     pub(super) hosts: Arc<Hosts>,
     /// The most that the tick was late.
     longest_stall: Cell<Duration>,
+    /// Raised when a connection or a query has come: there may be deadlines again.
+    stirred: Signal,
     lines: LineSink,
     unwritten: RefCell<(Vec<u8>, u64)>,
 }
@@ -128,6 +130,7 @@ pub async fn run(seed: Seed) {
         absent: seed.absent,
         hosts: seed.hosts,
         longest_stall: Cell::default(),
+        stirred: Signal::default(),
         seen: RefCell::default(),
         lines: seed.lines,
         unwritten: RefCell::default(),
@@ -154,7 +157,23 @@ impl Shard {
             }
             self.table.tick();
             self.hand_over_lines();
+            if self.is_at_rest() {
+                self.buffers.give_back();
+                self.datagram.take();
+                self.stirred.wait().await;
+            }
         }
+    }
+
+    /// Nobody has a deadline, and nothing waits to be given back.
+    fn is_at_rest(&self) -> bool {
+        self.unwritten.borrow().0.capacity() == 0 && self.pods.borrow().values().all(|pod| pod.is_at_rest())
+    }
+
+    /// Something has come in: the tick looks after it from now on. It looks once more in any case, so that nothing is
+    /// missed that ends before it does.
+    pub(super) fn stir(&self) {
+        self.stirred.raise();
     }
 
     /// Every pod that is here, those that are leaving included.

@@ -45,6 +45,11 @@ impl Spares {
         })?
     }
 
+    /// Whether none is left, nor any dial counted that would make some.
+    pub(super) fn is_empty(&self) -> bool {
+        self.taken.get() == 0 && self.four.borrow().is_empty() && self.six.borrow().is_empty()
+    }
+
     /// Gives back what a second without dials left over; called about once a second.
     pub fn tick(&self) {
         if self.taken.take() == 0 {

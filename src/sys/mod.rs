@@ -9,6 +9,7 @@ pub mod heap;
 pub mod io;
 pub mod lend;
 pub mod listener;
+pub mod memory;
 pub mod netns;
 pub mod option;
 pub mod origdst;

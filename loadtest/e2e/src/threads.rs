@@ -18,6 +18,18 @@ pub fn named(pid: u32, prefix: &str) -> Result<Vec<i32>> {
     Ok(found)
 }
 
+/// How often the threads of the process have gone to sleep so far.
+pub fn voluntary_switches(pid: u32) -> Result<u64> {
+    let mut all = 0;
+    for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end while we look.
+        let status = std::fs::read_to_string(entry?.path().join("status")).unwrap_or_default();
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        all += count.and_then(|count| count.trim().parse::<u64>().ok()).unwrap_or_default();
+    }
+    Ok(all)
+}
+
 /// Sends a signal to one thread.
 pub fn signal(pid: u32, thread: i32, signal: i32) -> Result<()> {
     // SAFETY: three numbers; nothing of ours is read or written.

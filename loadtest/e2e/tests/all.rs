@@ -67,6 +67,8 @@ mod proxy_programs;
 mod reach;
 #[path = "all/refuse.rs"]
 mod refuse;
+#[path = "all/rest.rs"]
+mod rest;
 #[path = "all/retry.rs"]
 mod retry;
 #[path = "all/revoke.rs"]

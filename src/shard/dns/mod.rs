@@ -95,6 +95,11 @@ impl PodDns {
         }
     }
 
+    /// Whether `tick` has nothing to give back.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.spares.is_empty() && !self.tracked.get() && self.conntrack.borrow().is_none()
+    }
+
     /// Lets go of the sockets; what is on its way is still answered, but for want of a socket, not by datagram.
     pub(super) fn close(&self) {
         if !self.ports.take().is_empty() {
@@ -144,6 +149,9 @@ impl PodWorld {
             left -= 1;
         }
         self.shard.datagram.replace(buffer);
+        if left < most {
+            self.shard.stir();
+        }
         left == 0
     }
 
