@@ -161,8 +161,17 @@ const GOALS: [(&str, &str, f64); 10] = [
     ("used_then_idle", "kept_bytes", 0.15),
 ];
 
-/// Figures that tell how a measurement went, not how an arm did: for the JSON only.
-const CONTEXT: [&str; 4] = ["load_cpu_share", "proxy_cpu_share", "held_bytes", "idle_cpu_ms_per_s"];
+/// Figures that tell how a measurement went, not how an arm did, and those of the table of fairness.
+const CONTEXT: [&str; 8] = [
+    "load_cpu_share",
+    "proxy_cpu_share",
+    "held_bytes",
+    "idle_cpu_ms_per_s",
+    "alone_p50_us",
+    "alone_p99_us",
+    "p50_to_alone",
+    "p99_to_alone",
+];
 
 /// The ratios as Markdown.
 pub fn markdown(ratios: &[Ratio]) -> String {
