@@ -44,6 +44,8 @@ pub enum Scenario {
     SlowReader,
     /// Requests beside an upload and a download at full speed, on one tunnel.
     ElephantMice,
+    /// Requests beside an upload that leaves every CPU time to spare, on one tunnel.
+    PacedElephant,
 }
 
 /// How much of each.
@@ -98,7 +100,13 @@ impl Scenario {
             ],
             Self::SlowReader if company == Company::None => &["mix", "--connections", "4", "--rate", "100"],
             Self::SlowReader => &["mix", "--unread", "8", "--connections", "4", "--rate", "100"],
-            Self::ElephantMice if company == Company::None => &["mix", "--connections", "4", "--rate", "50"],
+            Self::ElephantMice | Self::PacedElephant if company == Company::None => {
+                &["mix", "--connections", "4", "--rate", "50"]
+            }
+            // 20 MB a second.
+            Self::PacedElephant => {
+                &["mix", "--uploads", "1", "--pace", "2e7", "--connections", "4", "--rate", "50"]
+            }
             Self::ElephantMice => {
                 &["mix", "--uploads", "1", "--downloads", "1", "--connections", "4", "--rate", "50"]
             }
@@ -127,7 +135,7 @@ impl Scenario {
 
     /// What the small requests take where nothing else is on their tunnel; none for scenarios without company.
     fn alone(self, stage: &Stage, programs: &Programs, size: Size) -> Result<Option<Latency>> {
-        if !matches!(self, Self::SlowReader | Self::ElephantMice) {
+        if !matches!(self, Self::SlowReader | Self::ElephantMice | Self::PacedElephant) {
             return Ok(None);
         }
         let mut load = self.begin_with(Company::None, stage, programs, size)?;
@@ -192,7 +200,8 @@ impl Scenario {
         }
         ensure!(outcome.unanswered == 0 || stalls_allowed, "{} requests had no answer", outcome.unanswered);
         ensure!(outcome.operations > 0 || stalls_allowed, "nothing was done");
-        let bulk = matches!(self, Self::Up1 | Self::Down1 | Self::Up8 | Self::ElephantMice);
+        let bulk =
+            matches!(self, Self::Up1 | Self::Down1 | Self::Up8 | Self::ElephantMice | Self::PacedElephant);
         ensure!(outcome.bytes > 0 || !bulk, "no bytes arrived");
         let seen = outcome.seen_as.as_deref().context("no connection was made")?;
         let ours = Side::Client.addresses().any(|address| address.to_string() == seen);
@@ -221,7 +230,7 @@ impl Scenario {
                 put("operations_per_s", operations / outcome.seconds);
                 put("unanswered", outcome.unanswered as f64 + outcome.errors as f64);
             }
-            Self::ElephantMice => {
+            Self::ElephantMice | Self::PacedElephant => {
                 put("gb_per_s", gigabytes / outcome.seconds);
                 put("cpu_s_per_gb", used.cpu_seconds / gigabytes);
             }

@@ -62,7 +62,7 @@ impl Counts {
         // perf knows the program by its file, and the copies that others run are none of its business.
         let copy = scratch.path().join("counted");
         std::fs::copy(&self.ringway, &copy).with_context(|| format!("{}", self.ringway.display()))?;
-        let probes = Probes::place(&copy)?;
+        let probes = Probes::place(&copy, &scratch.path().join("perf"))?;
         let programs = Programs {
             generator: std::env::current_exe()?,
             ringway: Some(copy),
@@ -174,7 +174,8 @@ fn shares(scenario: Scenario, outcome: &Outcome, counted: Counted) -> Figures {
         | Scenario::Idle
         | Scenario::UsedThenIdle
         | Scenario::SlowReader
-        | Scenario::ElephantMice => vec![
+        | Scenario::ElephantMice
+        | Scenario::PacedElephant => vec![
             ("system_calls_per_request", calls / operations),
             ("allocations_per_request", allocations / operations),
         ],

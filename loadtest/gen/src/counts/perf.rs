@@ -41,11 +41,14 @@ pub struct Probes {
 }
 
 impl Probes {
-    /// Fails, and says why, where the kernel or perf can't count, or the program has no such functions.
-    pub fn place(program: &Path) -> Result<Self> {
+    /// `directory` is perf's to fill. Fails, and says why, where the kernel or perf can't count, or the program has no
+    /// such functions.
+    pub fn place(program: &Path, directory: &Path) -> Result<Self> {
         remove_orphans()?;
         let probes = Self { group: format!("{GROUP_PREFIX}{}", std::process::id()) };
         let mut command = Command::new("perf");
+        // Where perf keeps its copy of the program, which else stays in the home directory.
+        command.arg("--buildid-dir").arg(directory);
         command.args(["probe", "--quiet", "--exec"]).arg(program);
         for (name, function) in ALLOCATING {
             command.arg("--add").arg(format!("{}:{name}={function}", probes.group));

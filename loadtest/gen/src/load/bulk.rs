@@ -1,7 +1,7 @@
 //! Bulk transfers for a given time, up or down, over one or several connections; every byte checked.
 
 use std::io;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -74,10 +74,15 @@ pub async fn transfer(target: Target, way: Way, tally: SharedTally) {
 
 async fn up(mut stream: TcpStream, target: &Target) -> io::Result<u64> {
     let pattern = Pattern::new();
-    let end = Instant::now() + target.duration();
+    let begun = Instant::now();
+    let end = begun + target.duration();
     let mut sent = 0;
     while Instant::now() < end {
         sent += stream.write(pattern.at(sent, WRITE_BYTES)).await? as u64;
+        if let Some(pace) = target.pace {
+            let due = begun + Duration::try_from_secs_f64(sent as f64 / pace).unwrap_or_default();
+            tokio::time::sleep_until(due.min(end).into()).await;
+        }
     }
     stream.shutdown().await?;
     let mut trailer = [0; TRAILER_BYTES];

@@ -29,6 +29,9 @@ pub struct Target {
     /// result until another line or the end of input.
     #[arg(long)]
     pub gate: bool,
+    /// Bytes a second of an upload; without it, as fast as it goes.
+    #[arg(skip)]
+    pub pace: Option<f64>,
 }
 
 impl Target {

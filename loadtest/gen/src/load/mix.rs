@@ -22,6 +22,9 @@ pub struct Mix {
     /// Uploads at full speed.
     #[arg(long, default_value_t = 0)]
     pub uploads: u16,
+    /// Bytes a second of each upload, instead of full speed.
+    #[arg(long)]
+    pub pace: Option<f64>,
     /// Downloads at full speed.
     #[arg(long, default_value_t = 0)]
     pub downloads: u16,
@@ -44,7 +47,8 @@ pub async fn mix(mix: Mix) -> Result<()> {
     }
     mice.target.ready()?;
     let begun = Instant::now();
-    let long = Target { seconds: mice.target.seconds + HEAD_START.as_secs_f64(), ..mice.target.clone() };
+    let seconds = mice.target.seconds + HEAD_START.as_secs_f64();
+    let long = Target { seconds, pace: mix.pace, ..mice.target.clone() };
     let ways = [(Way::Up, mix.uploads), (Way::Down, mix.downloads)];
     let transfers: Vec<_> = ways
         .into_iter()
