@@ -1,5 +1,5 @@
-//! A bounded queue between two threads with a bell: a socket pair that either kind of event loop can wait for. The queue
-//! takes memory for the letters that are in it: bounds are for the worst day, and together would be megabytes.
+//! A bounded queue between two threads with a bell: a socket pair that either kind of event loop can wait for. It takes
+//! memory for the letters that are in it: bounds are for the worst day, and together would be megabytes.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;

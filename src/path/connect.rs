@@ -21,7 +21,7 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
     let Accepted { fd, source, counted: _counted, .. } = accepted;
     let Some(underway) = Box::pin(prepare(&world, fd, source)).await else { return };
     drop(world);
-    underway.run().await;
+    underway.await;
 }
 
 async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Underway> {

@@ -1,6 +1,7 @@
 //! A peer's tunnel calls a pod: port 15008. TLS -> each CONNECT: parse -> validate -> admit -> dial the pod with
 //! the original source -> 200 -> relay. Statuses and texts are of section 7.2 of the reference.
 
+use std::cell::Cell;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::rc::Rc;
@@ -149,7 +150,7 @@ async fn prepare(
         buffers: world.shard.buffers.clone(),
         way: Way::ToClient,
         closer,
-        clean: false,
+        clean: Cell::new(false),
     };
     Some((relay, record, entered))
 }

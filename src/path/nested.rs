@@ -1,6 +1,7 @@
 //! Brings an inner tunnel up (reference section 6.3): a stream of a tunnel to another network's gateway, a TLS client
 //! on it that expects the far end's names, and HTTP/2 within.
 
+use std::cell::Cell;
 use std::pin::pin;
 use std::rc::Rc;
 
@@ -37,7 +38,7 @@ pub(super) async fn dial_nested(world: Rc<PodWorld>, key: Key, asker: Asker) -> 
         buffers: world.shard.buffers.clone(),
         way: Way::ToServer,
         closer,
-        clean: false,
+        clean: Cell::new(false),
     };
     let (place, over) = (reached.place, Over(ended.clone()));
     monoio::spawn(async move {

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use crate::base::limits;
@@ -45,7 +46,7 @@ pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
     // Getting there needs much more room than being there, so it is given back on arrival.
     let Some(underway) = Box::pin(prepare(&world, fd, source, at)).await else { return };
     drop(world);
-    underway.run().await;
+    underway.await;
 }
 
 async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source, since: Instant) -> Option<Underway> {
@@ -56,18 +57,25 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source, since: Insta
     there.join(world, app)
 }
 
-/// A connection that has arrived on both sides.
+/// A connection that has arrived on both sides; as a future, it runs to its end. By hand, since an async function would
+/// hold all of it twice.
 pub(super) struct Underway {
     running: Pin<Box<dyn Future<Output = Ending>>>,
-    record: Record,
-    entered: Entered,
-    live: Option<Live>,
+    _live: Option<Live>,
+    _entered: Entered,
+    /// Until it has ended.
+    record: Option<Record>,
 }
 
-impl Underway {
-    pub async fn run(self) {
-        let Self { running, record, entered: _entered, live: _live } = self;
-        record.end(running.await);
+impl Future for Underway {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        let ending = ready!(self.running.as_mut().poll(context));
+        if let Some(record) = self.record.take() {
+            record.end(ending);
+        }
+        Poll::Ready(())
     }
 }
 
@@ -85,7 +93,10 @@ impl There {
     pub fn join(self, world: &Rc<PodWorld>, app: Held) -> Option<Underway> {
         let Self { arrived, record, closer, entered, live } = self;
         match carry(world, app, arrived, &record, closer) {
-            Ok(carried) => Some(Underway { running: carried.run(), record, entered, live }),
+            Ok(carried) => {
+                let running = carried.run();
+                Some(Underway { running, _live: live, _entered: entered, record: Some(record) })
+            }
             Err(failure) => {
                 record.fail(&failure);
                 None
@@ -369,7 +380,7 @@ fn carry(
         buffers,
         way: Way::ToServer,
         closer,
-        clean: false,
+        clean: Cell::new(false),
     };
     Ok(Carried::Tunnel(relay, place))
 }

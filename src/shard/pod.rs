@@ -254,18 +254,13 @@ impl PodWorld {
     /// Runs a task that ends with the pod.
     pub fn spawn(&self, work: impl Future<Output = ()> + 'static) {
         self.shard.stir();
-        let gate = self.gate.clone();
-        monoio::spawn(async move {
-            gate.run(work).await;
-        });
+        // Without an async block around it, which would hold all of the work twice.
+        monoio::spawn(self.gate.run(work));
     }
 
     /// Runs a loop that ends when the pod takes nothing new.
     pub(super) fn spawn_door(&self, work: impl Future<Output = ()> + 'static) {
-        let doors = self.doors.clone();
-        monoio::spawn(async move {
-            doors.run(work).await;
-        });
+        monoio::spawn(self.doors.run(work));
     }
 
     /// Keeps a peer's tunnel in sight, for deadlines and drains.

@@ -2,6 +2,7 @@
 //! tunnel's own task; this one reads the application, hands over what waited, and carries both ends' endings:
 //! FIN as END_STREAM, RST as RST_STREAM, and the same the other way round.
 
+use std::cell::Cell;
 use std::io::{self, ErrorKind};
 use std::pin::pin;
 use std::rc::Rc;
@@ -43,7 +44,7 @@ pub struct StreamRelay {
     pub way: Way,
     pub closer: Closer,
     /// Set at the end where both sides finished in order.
-    pub clean: bool,
+    pub clean: Cell<bool>,
 }
 
 /// What one turn of reading the application came to.
@@ -59,19 +60,22 @@ enum Pumped {
 
 impl StreamRelay {
     /// Relays until both sides have ended or something ended both. Dropped before that, it resets both.
-    pub async fn run(mut self) -> Ending {
-        let down = match self.way {
-            Way::ToServer => Way::ToClient,
-            Way::ToClient => Way::ToServer,
-        };
-        // What may not pass any more must not hand over a byte first.
-        if let Some(reason) = self.closer.reason() {
-            return Ending::Closed(reason);
+    #[expect(clippy::manual_async_fn, reason = "an async fn would hold all of it twice")]
+    pub fn run(self) -> impl Future<Output = Ending> {
+        async move {
+            let down = match self.way {
+                Way::ToServer => Way::ToClient,
+                Way::ToClient => Way::ToServer,
+            };
+            // What may not pass any more must not hand over a byte first.
+            if let Some(reason) = self.closer.reason() {
+                return Ending::Closed(reason);
+            }
+            self.stream.attach(self.app.clone(), self.meter.clone(), down);
+            let ending = self.carry().await;
+            self.clean.set(ending == Ending::Finished);
+            ending
         }
-        self.stream.attach(self.app.clone(), self.meter.clone(), down);
-        let ending = self.carry().await;
-        self.clean = ending == Ending::Finished;
-        ending
     }
 
     async fn carry(&self) -> Ending {
@@ -188,7 +192,7 @@ impl StreamRelay {
 
 impl Drop for StreamRelay {
     fn drop(&mut self) {
-        if !self.clean {
+        if !self.clean.get() {
             self.tunnel.reset(&self.stream, Code::CANCEL);
             self.app.abort();
         }

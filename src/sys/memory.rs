@@ -47,9 +47,9 @@ struct Mapping {
     resident_kib: u64,
 }
 
-/// The mappings of files in this text of smaps that can't be written and hold no page of their own, in memory or swapped
-/// out. Those made read-only after relocation (RELRO) do, and so does a page that a debugger has written to. (A page
-/// that counts as dirty here may only be one that the file system hasn't written yet.)
+/// The mappings of files in this text of smaps that can't be written and hold no page of their own, in memory or
+/// swapped out. Those made read-only after relocation (RELRO) do, and so does a page that a debugger has written to. (A
+/// page that counts as dirty here may only be one that the file system hasn't written yet.)
 fn clean_mappings(smaps: &str) -> Vec<Mapping> {
     let mut mappings = Vec::new();
     let mut current: Option<Mapping> = None;

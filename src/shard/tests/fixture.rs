@@ -1,7 +1,7 @@
 //! Two tunnels that talk to each other over loopback TCP and TLS, and applications at both of their ends, all on
 //! the test's own thread.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind};
 use std::net::{TcpListener, TcpStream};
@@ -284,7 +284,7 @@ impl Pair {
             buffers: self.buffers.clone(),
             way,
             closer: closer.clone(),
-            clean: false,
+            clean: Cell::new(false),
         });
         let gate = self.gate.clone();
         let ending = monoio::spawn(async move { gate.run(relay.run()).await });
