@@ -301,11 +301,6 @@ impl Proxies {
         self.processes.iter().map(Process::id).collect()
     }
 
-    /// All proxies together, without what is resident of files.
-    pub fn anonymous_bytes(&self) -> u64 {
-        self.processes.iter().map(Process::anonymous_bytes).sum()
-    }
-
     /// Open in all proxies together.
     pub fn descriptors(&self) -> usize {
         self.processes.iter().map(Process::descriptors).sum()

@@ -127,11 +127,6 @@ impl Process {
         self.child.id()
     }
 
-    /// What is resident and no file's: the same for any build of a program.
-    pub fn anonymous_bytes(&self) -> u64 {
-        field(&read(Path::new(&format!("/proc/{}/status", self.child.id()))), "RssAnon:") * 1_024
-    }
-
     pub fn descriptors(&self) -> usize {
         std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).map_or(0, Iterator::count)
     }
@@ -169,7 +164,10 @@ impl Drop for Process {
 pub struct Usage {
     pub cpu_seconds: f64,
     pub wakeups: u64,
+    /// Resident.
     pub memory_bytes: u64,
+    /// Resident and no file's. What programs read of their own files comes and goes, so growth is told of this.
+    pub anonymous_bytes: u64,
 }
 
 impl Usage {
@@ -188,7 +186,8 @@ impl Usage {
         // Resident, not proportional: the load client shares the yardstick's program file, and its coming and
         // going must not show.
         let memory = read(Path::new(&format!("/proc/{pid}/smaps_rollup")));
-        Self { cpu_seconds, wakeups, memory_bytes: field(&memory, "Rss:") * 1024 }
+        let bytes = |name| field(&memory, name) * 1_024;
+        Self { cpu_seconds, wakeups, memory_bytes: bytes("Rss:"), anonymous_bytes: bytes("Anonymous:") }
     }
 }
 
@@ -199,6 +198,7 @@ impl Add for Usage {
             cpu_seconds: self.cpu_seconds + other.cpu_seconds,
             wakeups: self.wakeups + other.wakeups,
             memory_bytes: self.memory_bytes + other.memory_bytes,
+            anonymous_bytes: self.anonymous_bytes + other.anonymous_bytes,
         }
     }
 }
@@ -211,6 +211,7 @@ impl Sub for Usage {
             cpu_seconds: (self.cpu_seconds - before.cpu_seconds).max(0.0),
             wakeups: self.wakeups.saturating_sub(before.wakeups),
             memory_bytes: self.memory_bytes.saturating_sub(before.memory_bytes),
+            anonymous_bytes: self.anonymous_bytes.saturating_sub(before.anonymous_bytes),
         }
     }
 }
@@ -248,7 +249,8 @@ mod tests {
         }
         let used = Usage::of(std::process::id()) - before;
         assert!(used.cpu_seconds > 0.005, "{used:?}");
-        assert!(before.memory_bytes > 100_000, "{before:?}");
+        assert!(before.memory_bytes > before.anonymous_bytes, "{before:?}");
+        assert!(before.anonymous_bytes > 10_000, "{before:?}");
     }
 
     #[test]

@@ -173,14 +173,14 @@ impl Scenario {
             beside(&mut figures, alone, outcome.latency);
         }
         if self == Self::SlowReader {
-            let grown = proxies.usage().memory_bytes.saturating_sub(rest.memory_bytes);
+            let grown = (proxies.usage() - rest).anonymous_bytes;
             figures.insert("memory_grown_bytes".into(), grown as f64);
         }
         figures.insert("load_cpu_share".into(), load_used.cpu_seconds / outcome.seconds);
         figures.insert("proxy_cpu_share".into(), used.cpu_seconds / outcome.seconds);
         if self == Self::UsedThenIdle {
             std::thread::sleep(GIVE_BACK);
-            let kept = proxies.usage().memory_bytes.saturating_sub(rest.memory_bytes);
+            let kept = (proxies.usage() - rest).anonymous_bytes;
             figures.insert("kept_bytes".into(), kept as f64);
         }
         // Cold means a handshake each.
@@ -283,7 +283,7 @@ fn beside(figures: &mut Figures, alone: Latency, beside: Option<Latency>) {
 fn held(figures: &mut Figures, proxies: &Proxies, rest: Usage, size: Size) {
     std::thread::sleep(SETTLE);
     let holding = proxies.usage();
-    let grown = holding.memory_bytes.saturating_sub(rest.memory_bytes) as f64;
+    let grown = (holding - rest).anonymous_bytes as f64;
     let mut put = |name: &str, value: f64| {
         figures.insert(name.to_owned(), value);
     };

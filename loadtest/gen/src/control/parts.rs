@@ -54,7 +54,9 @@ pub fn load(stage: &Stage, size: Size) -> Result<Figures> {
     let idle_usage = idle.process.usage();
     drop(idle);
     stage.standin.mesh().reset(many);
-    let decode_s = decode_cpu_s(stage)?;
+    let messages = [ADDRESS, AUTHORIZATION].map(|type_url| stage.standin.mesh().response(type_url));
+    let wire = messages.iter().map(|message| message.len()).sum::<usize>() as f64;
+    let decode_s = decode_cpu_s(&messages)?;
     let (mut proxy, synced) = stage.start(LOAD_DEADLINE)?;
     std::thread::sleep(SETTLE);
     let used = proxy.process.usage();
@@ -68,13 +70,14 @@ pub fn load(stage: &Stage, size: Size) -> Result<Figures> {
 
     let workloads = f64::from(size.fleet.workloads);
     let load_s = (used.cpu_seconds - idle_usage.cpu_seconds).max(0.0);
-    let grown = resting.memory_bytes.saturating_sub(idle_usage.memory_bytes) as f64;
+    let grown = (resting - idle_usage).anonymous_bytes as f64;
     Ok(Figures::from([
         ("load_s", synced.as_secs_f64()),
         ("load_cpu_us_per_workload", load_s * 1e6 / workloads),
         ("decode_cpu_us_per_workload", decode_s * 1e6 / workloads),
         ("load_cpu_to_decode_cpu", load_s / decode_s),
         ("bytes_per_workload", grown / workloads),
+        ("wire_bytes_per_workload", wire / workloads),
         ("rest_mb", resting.memory_bytes as f64 / 1e6),
         ("peak_mb", peak as f64 / 1e6),
         ("peak_to_rest", peak as f64 / resting.memory_bytes as f64),
@@ -184,13 +187,12 @@ fn everything(fleet: Fleet, generation: u32) -> Change {
 }
 
 /// CPU seconds of prost on exactly what the stand-in sends at a start: the response, and each address in it.
-fn decode_cpu_s(stage: &Stage) -> Result<f64> {
-    let messages = [ADDRESS, AUTHORIZATION].map(|type_url| stage.standin.mesh().response(type_url));
+fn decode_cpu_s(messages: &[Bytes]) -> Result<f64> {
     let mut times = Vec::new();
     for _ in 0..DECODES {
         let before = thread_cpu_s()?;
-        for message in &messages {
-            let response = DeltaDiscoveryResponse::decode(Bytes::clone(message))?;
+        for message in messages {
+            let response = DeltaDiscoveryResponse::decode(message.clone())?;
             if response.type_url == ADDRESS {
                 for resource in response.resources {
                     black_box(Address::decode(resource.resource.context("no value")?.value)?);

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 
 use crate::compare::arm::{Arm, Mode, Programs, Proxies, Stage};
+use crate::compare::process::Usage;
 use crate::compare::scenario::{SETTLE, Scenario, Size, end, outcome_of};
 use crate::compare::{prepare, print, progress};
 use crate::load::outcome::Outcome;
@@ -114,7 +115,7 @@ fn figures(
 ) -> Result<Figures> {
     let proxies = stage.start(programs)?;
     std::thread::sleep(SETTLE);
-    let (rest, descriptors) = (proxies.anonymous_bytes(), proxies.descriptors());
+    let (rest, descriptors) = (proxies.usage(), proxies.descriptors());
     let mut load = scenario.begin(stage, programs, size)?;
     let mut counter = probes.attach(&proxies.ids(), stage.directory())?;
     let mut figures = Figures::new();
@@ -127,7 +128,7 @@ fn figures(
         let counted = counter.off()?;
         figures.push(("system_calls_per_s", counted.system_calls as f64 / IDLE_SECONDS));
         figures.push(("allocations_per_s", counted.allocations as f64 / IDLE_SECONDS));
-        figures.push(("rest_bytes", rest as f64));
+        figures.push(("rest_bytes", rest.anonymous_bytes as f64));
         load.proceed()?;
         let outcome = outcome_of(&mut load)?;
         scenario.check(&outcome, stage)?;
@@ -183,8 +184,8 @@ fn shares(scenario: Scenario, outcome: &Outcome, counted: Counted) -> Figures {
 }
 
 /// Bytes by which both proxies are larger than at rest.
-fn grown(proxies: &Proxies, rest: u64) -> f64 {
-    proxies.anonymous_bytes().saturating_sub(rest) as f64
+fn grown(proxies: &Proxies, rest: Usage) -> f64 {
+    (proxies.usage() - rest).anonymous_bytes as f64
 }
 
 fn markdown(rows: &[Row]) -> String {
