@@ -84,6 +84,7 @@ impl Topology {
         topology.batch("c", &["route add default via 10.81.1.1".into()])?;
         topology.batch("s", &["route add default via 10.81.2.1".into()])?;
         for side in [Side::Client, Side::Server] {
+            topology.lead_to_pod(side)?;
             let extra: Vec<String> =
                 side.addresses().skip(1).map(|address| format!("addr add {address}/24 dev eth0")).collect();
             topology.batch(pod_suffix(side), &extra)?;
@@ -103,6 +104,16 @@ impl Topology {
             Side::Client => "n1",
             Side::Server => "n2",
         })
+    }
+
+    /// The node finds all addresses of its pod by the main one. Each would be a neighbour by itself otherwise, and a
+    /// machine, all its namespaces together, has room for 1,024.
+    fn lead_to_pod(&self, side: Side) -> Result<()> {
+        let suffix = if side == Side::Client { "n1" } else { "n2" };
+        let pod = side.address();
+        let [a, b, c, _] = pod.octets();
+        let halves = [0, 128].map(|half| format!("route add {a}.{b}.{c}.{half}/25 via {pod}"));
+        self.batch(suffix, &[&[format!("route add {pod}/32 dev pod")][..], &halves].concat())
     }
 
     /// From now on the node answers connections to these addresses itself, by refusing them.
