@@ -19,9 +19,9 @@ pub const BOUNDS: [(Scenario, &str, f64); 15] = [
     (Scenario::Crr, "allocations_per_connection", 63.0),
     (Scenario::Cold, "system_calls_per_tunnel", 117.0),
     (Scenario::Cold, "allocations_per_tunnel", 420.0),
-    (Scenario::Cold, "bytes_per_idle_tunnel", 21_200.0),
-    (Scenario::Idle, "bytes_per_idle_connection", 6_900.0),
-    (Scenario::Idle, "system_calls_per_s", 205.0),
+    (Scenario::Cold, "bytes_per_idle_tunnel", 18_800.0),
+    (Scenario::Idle, "bytes_per_idle_connection", 5_500.0),
+    (Scenario::Idle, "system_calls_per_s", 75.0),
     (Scenario::Idle, "allocations_per_s", 13.0),
-    (Scenario::Idle, "rest_bytes", 14e6),
+    (Scenario::Idle, "rest_bytes", 9e6),
 ];
