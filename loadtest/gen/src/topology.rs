@@ -100,26 +100,21 @@ impl Topology {
     }
 
     pub fn node(&self, side: Side) -> String {
-        self.namespace(match side {
-            Side::Client => "n1",
-            Side::Server => "n2",
-        })
+        self.namespace(node_suffix(side))
     }
 
     /// The node finds all addresses of its pod by the main one. Each would be a neighbour by itself otherwise, and a
     /// machine, all its namespaces together, has room for 1,024.
     fn lead_to_pod(&self, side: Side) -> Result<()> {
-        let suffix = if side == Side::Client { "n1" } else { "n2" };
         let pod = side.address();
         let [a, b, c, _] = pod.octets();
         let halves = [0, 128].map(|half| format!("route add {a}.{b}.{c}.{half}/25 via {pod}"));
-        self.batch(suffix, &[&[format!("route add {pod}/32 dev pod")][..], &halves].concat())
+        self.batch(node_suffix(side), &[&[format!("route add {pod}/32 dev pod")][..], &halves].concat())
     }
 
     /// From now on the node answers connections to these addresses itself, by refusing them.
     pub fn refuse(&self, side: Side, range: &str) -> Result<()> {
-        let suffix = if side == Side::Client { "n1" } else { "n2" };
-        self.batch(suffix, &[format!("route add local {range} dev lo")])
+        self.batch(node_suffix(side), &[format!("route add local {range} dev lo")])
     }
 
     fn namespace(&self, suffix: &str) -> String {
@@ -214,6 +209,13 @@ pub fn remove_leftovers() -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn node_suffix(side: Side) -> &'static str {
+    match side {
+        Side::Client => "n1",
+        Side::Server => "n2",
+    }
 }
 
 fn pod_suffix(side: Side) -> &'static str {

@@ -3,10 +3,10 @@
 use std::time::{Duration, Instant};
 
 use ringway::demo::node::NodeProxy;
-use ringway_e2e::eventually;
 use ringway_e2e::serve::{Server, echo};
 use ringway_e2e::threads::voluntary_switches;
 use ringway_e2e::world::{APP_PORT, STEP, World, service, talk};
+use ringway_e2e::{eventually, lines};
 
 /// Several times what it is: two looks a second at the mesh's file, and now and then a heartbeat.
 const WAKE_UPS_A_SECOND: f64 = 15.0;
@@ -33,10 +33,7 @@ fn proxies_with_pods_and_without_connections_sleep() {
     // What sleeps wakes: a connection is carried, and what follows it is looked after.
     let _server = Server::start(&world.server, APP_PORT, echo);
     talk(&world.client, service(), "awake");
-    eventually("the connection's line is written", STEP, || {
-        let lines = world.near().access_lines().unwrap();
-        lines.iter().any(|line| line["message"] == "connection complete")
-    });
+    eventually("the connection's line is written", STEP, || !lines::completed(world.near()).is_empty());
     eventually("the proxy rests beside an idle tunnel", STEP, || {
         wake_ups_a_second(world.near()) < WAKE_UPS_A_SECOND
     });

@@ -225,13 +225,13 @@ impl Compare {
         let mut table = table::markdown(&report.ratios);
         table += &table::fairness_markdown(&report.fairness);
         table += &self.remarks(report);
+        let json = serde_json::to_string_pretty(report)?;
         if let Some(path) = &self.json {
-            std::fs::write(path, serde_json::to_string_pretty(report)?)
-                .with_context(|| format!("{}", path.display()))?;
+            std::fs::write(path, &json).with_context(|| format!("{}", path.display()))?;
         }
         if let Some(directory) = &self.plot {
             // Arms or scenarios without a place in a chart were asked for: no failure.
-            let _charts = plot::draw(&serde_json::to_string(report)?, directory, &[])?;
+            let _charts = plot::draw(&json, directory, &[])?;
         }
         if let Some(path) = &self.markdown {
             std::fs::write(path, &table).with_context(|| format!("{}", path.display()))?;
