@@ -167,7 +167,7 @@ impl Shard {
 
     /// Nobody has a deadline, and nothing waits to be given back.
     fn is_at_rest(&self) -> bool {
-        self.unwritten.borrow().0.capacity() == 0 && self.pods.borrow().values().all(|pod| pod.is_at_rest())
+        self.unwritten.borrow().0.capacity() == 0 && self.worlds().iter().all(|pod| pod.is_at_rest())
     }
 
     /// Something has come in: the tick looks after it from now on. It looks once more in any case, so that nothing is
