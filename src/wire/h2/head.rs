@@ -63,27 +63,15 @@ pub struct ResponseHead {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Malformed;
 
-/// Takes the fields of a list one by one.
-pub trait Fields: Default {
-    /// What they say together.
-    type Head;
-
-    fn add(&mut self, name: &[u8], value: &[u8]);
-
-    fn finish(self) -> Result<Self::Head, Malformed>;
-}
-
-/// A request's.
+/// Takes a request's fields one by one.
 #[derive(Default)]
 pub struct RequestFields {
     head: RequestHead,
     rules: Rules,
 }
 
-impl Fields for RequestFields {
-    type Head = RequestHead;
-
-    fn add(&mut self, name: &[u8], value: &[u8]) {
+impl RequestFields {
+    pub fn add(&mut self, name: &[u8], value: &[u8]) {
         if self.rules.check(name, value) {
             let head = &mut self.head;
             let taken = match name {
@@ -105,7 +93,7 @@ impl Fields for RequestFields {
         }
     }
 
-    fn finish(self) -> Result<RequestHead, Malformed> {
+    pub fn finish(self) -> Result<RequestHead, Malformed> {
         let head = self.head;
         let connect_with_path = head.method == "CONNECT" && (head.scheme || head.path);
         if self.rules.broken || head.method.is_empty() || connect_with_path {
@@ -115,17 +103,15 @@ impl Fields for RequestFields {
     }
 }
 
-/// An answer's.
+/// Takes an answer's fields one by one.
 #[derive(Default)]
 pub struct ResponseFields {
     head: ResponseHead,
     rules: Rules,
 }
 
-impl Fields for ResponseFields {
-    type Head = ResponseHead;
-
-    fn add(&mut self, name: &[u8], value: &[u8]) {
+impl ResponseFields {
+    pub fn add(&mut self, name: &[u8], value: &[u8]) {
         if self.rules.check(name, value) {
             let head = &mut self.head;
             let taken = match name {
@@ -147,7 +133,7 @@ impl Fields for ResponseFields {
         }
     }
 
-    fn finish(self) -> Result<ResponseHead, Malformed> {
+    pub fn finish(self) -> Result<ResponseHead, Malformed> {
         // 101 has no meaning in HTTP/2 (section 8.6).
         if self.rules.broken || self.head.status == 0 || self.head.status == 101 {
             return Err(Malformed);
@@ -162,15 +148,13 @@ pub struct TrailerFields {
     rules: Rules,
 }
 
-impl Fields for TrailerFields {
-    type Head = ();
-
-    fn add(&mut self, name: &[u8], value: &[u8]) {
+impl TrailerFields {
+    pub fn add(&mut self, name: &[u8], value: &[u8]) {
         self.rules.broken |= name.first() == Some(&b':');
         self.rules.check(name, value);
     }
 
-    fn finish(self) -> Result<(), Malformed> {
+    pub fn finish(self) -> Result<(), Malformed> {
         if self.rules.broken { Err(Malformed) } else { Ok(()) }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::connection::{Connection, Leaving, Role};
 use super::frame::{Header, flag, kind};
-use super::head::{Fields, RequestFields, ResponseFields, TrailerFields};
+use super::head::{RequestFields, ResponseFields, TrailerFields};
 use super::hpack::List;
 use super::receive::Block;
 use super::{Code, Event, StreamId, Violation};
@@ -83,17 +83,6 @@ impl Connection {
         Ok(list)
     }
 
-    /// What the block says; where it may not say that, the code that its stream is reset with.
-    fn fields_of<F: Fields>(&mut self, block: &[u8]) -> Result<Result<F::Head, Code>, Violation> {
-        let mut fields = F::default();
-        let list = self.decode(block, |name, value| fields.add(name, value))?;
-        Ok(match list {
-            List::Whole => fields.finish().map_err(|_| Code::PROTOCOL_ERROR),
-            // A list too long is no fault of form.
-            List::TooLarge => Err(Code::ENHANCE_YOUR_CALM),
-        })
-    }
-
     fn on_request(
         &mut self,
         stream: u32,
@@ -101,7 +90,8 @@ impl Connection {
         block: &[u8],
         events: &mut Vec<Event>,
     ) -> Result<(), Violation> {
-        let read = self.fields_of::<RequestFields>(block)?;
+        let mut fields = RequestFields::default();
+        let list = self.decode(block, |name, value| fields.add(name, value))?;
         if matches!(self.leaving, Leaving::Final(_)) {
             return self.watch.overhead();
         }
@@ -109,11 +99,11 @@ impl Connection {
             self.highest = stream;
             return self.break_stream(stream, Code::REFUSED_STREAM, events);
         }
-        let head = match read {
-            Ok(head) => head,
-            Err(code) => {
+        let head = match (list, fields.finish()) {
+            (List::Whole, Ok(head)) => head,
+            (list, _) => {
                 self.highest = stream;
-                return self.break_stream(stream, code, events);
+                return self.break_stream(stream, malformed(list), events);
             }
         };
         self.add_stream(stream);
@@ -131,9 +121,11 @@ impl Connection {
         block: &[u8],
         events: &mut Vec<Event>,
     ) -> Result<(), Violation> {
-        let head = match self.fields_of::<ResponseFields>(block)? {
-            Ok(head) => head,
-            Err(code) => return self.break_stream(stream, code, events),
+        let mut fields = ResponseFields::default();
+        let list = self.decode(block, |name, value| fields.add(name, value))?;
+        let head = match (list, fields.finish()) {
+            (List::Whole, Ok(head)) => head,
+            (list, _) => return self.break_stream(stream, malformed(list), events),
         };
         if head.status < 200 {
             // An interim answer can't be the end (RFC 9113 section 8.1).
@@ -161,16 +153,14 @@ impl Connection {
         block: &[u8],
         events: &mut Vec<Event>,
     ) -> Result<(), Violation> {
-        match self.fields_of::<TrailerFields>(block)? {
-            Ok(()) if end => {
-                self.close_remote(stream);
-                events.push(Event::End { stream: StreamId(stream) });
-                Ok(())
-            }
-            // Trailers that don't end the stream are malformed as well (RFC 9113 section 8.1).
-            Ok(()) => self.break_stream(stream, Code::PROTOCOL_ERROR, events),
-            Err(code) => self.break_stream(stream, code, events),
+        let mut fields = TrailerFields::default();
+        let list = self.decode(block, |name, value| fields.add(name, value))?;
+        if list == List::TooLarge || fields.finish().is_err() || !end {
+            return self.break_stream(stream, malformed(list), events);
         }
+        self.close_remote(stream);
+        events.push(Event::End { stream: StreamId(stream) });
+        Ok(())
     }
 }
 
@@ -188,4 +178,12 @@ fn unwrapped(header: Header, payload: &[u8]) -> Result<&[u8], Violation> {
         block = block.get(5..).ok_or(short)?;
     }
     Ok(block)
+}
+
+/// A list too long is no fault of form.
+fn malformed(list: List) -> Code {
+    match list {
+        List::Whole => Code::PROTOCOL_ERROR,
+        List::TooLarge => Code::ENHANCE_YOUR_CALM,
+    }
 }
