@@ -256,7 +256,7 @@ async fn reach(
         to.set_ip(if to.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() });
         from = None;
     }
-    world.dial(to, from).await.map_err(|error| (503, Failure::Application(error.to_string())))
+    world.dial_app(to, from).await.map_err(|error| (503, Failure::Application(error.to_string())))
 }
 
 /// What the caller asked for, where the application wants to be told.

@@ -285,7 +285,7 @@ impl Outbound<'_> {
 
     async fn reach(&self, plan: &Plan, local: &Arc<Workload>, app: &Held) -> Result<Arrived, Unreached> {
         if plan.carrier == Carrier::Tcp {
-            let server = self.world.dial(plan.upstream.0, None).await.map_err(|error| {
+            let server = self.world.dial(plan.upstream.0).await.map_err(|error| {
                 if error.kind() == ErrorKind::TimedOut {
                     Failure::ConnectDeadline
                 } else {

@@ -122,5 +122,5 @@ async fn reach(
 ) -> Result<Socket, Failure> {
     decision::admit(&world.shard, entered, Caller { workload: local, request: None })?;
     let from = world.keeps_source.then_some(source.ip());
-    world.dial(target.0, from).await.map_err(|error| Failure::Application(error.to_string()))
+    world.dial_app(target.0, from).await.map_err(|error| Failure::Application(error.to_string()))
 }

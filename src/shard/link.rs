@@ -36,7 +36,7 @@ const START_WINDOW_BYTES: u32 = 256 * 1024;
 /// Dials a tunnel for a pool's key and starts driving it.
 pub async fn dial_tunnel(world: Rc<PodWorld>, key: Key) -> Result<Rc<Tunnel>, Failure> {
     let credential = world.shard.credential(&key.identity).await?;
-    let socket = world.dial(key.destination, None).await.map_err(|error| {
+    let socket = world.dial(key.destination).await.map_err(|error| {
         if error.kind() == ErrorKind::TimedOut { Failure::TunnelConnectDeadline } else { Failure::io(&error) }
     })?;
     let raising = Raising {

@@ -32,7 +32,7 @@ use crate::shard::told::Told;
 use crate::shard::tunnel::Tunnel;
 use crate::sys::listener::{self, ListenError, ListenerPlan, Listening};
 use crate::sys::netns::Netns;
-use crate::sys::socket::{Dial, blank, connect_result, dial_on, tune};
+use crate::sys::socket::{Dial, blank, connect_result, dial_on, tune, unpace};
 use crate::sys::udp;
 
 /// Which port a connection came in by: captured, or an explicit proxy.
@@ -77,6 +77,11 @@ impl Port {
                 tracing::info!(target: "ztunnel::dns", address = %address, component, "starting local DNS server");
             }
         }
+    }
+
+    /// Whether those who call here are the pod's own programs.
+    fn is_for_the_pod(self) -> bool {
+        matches!(self, Self::Outbound | Self::Socks5 | Self::Connect)
     }
 
     /// Whose sockets these are counted as; queries aren't connections of the mesh.
@@ -214,12 +219,25 @@ impl PodWorld {
     }
 
     /// Dials from within the pod, with a deadline.
-    pub async fn dial(&self, to: SocketAddr, from: Option<IpAddr>) -> std::io::Result<Socket> {
-        let plan = Dial { to, from, mark: self.mark(), keepalive: self.shard.settings.keepalive };
+    pub async fn dial(&self, to: SocketAddr) -> std::io::Result<Socket> {
+        self.connect(self.dial_plan(to)).await
+    }
+
+    /// Dials the pod's own application, as `from` where that is kept.
+    pub async fn dial_app(&self, to: SocketAddr, from: Option<IpAddr>) -> std::io::Result<Socket> {
+        self.connect(Dial { from, on_node: true, ..self.dial_plan(to) }).await
+    }
+
+    fn dial_plan(&self, to: SocketAddr) -> Dial {
+        let keepalive = self.shard.settings.keepalive;
+        Dial { to, from: None, mark: self.mark(), keepalive, on_node: false }
+    }
+
+    async fn connect(&self, plan: Dial) -> std::io::Result<Socket> {
         if !self.shard.descriptors.is_there() {
             return Err(std::io::Error::from_raw_os_error(libc::EMFILE));
         }
-        let blank = self.spares.take(self.pod.netns.as_ref(), to)?;
+        let blank = self.spares.take(self.pod.netns.as_ref(), plan.to)?;
         self.shard.descriptors.saw(&blank);
         let dialled = dial_on(blank, &plan).map_err(|error| repeat(error.io()))?;
         if let Some(warning) = &dialled.warning {
@@ -444,6 +462,9 @@ fn put_up(shard: &Shard, pod: &Pod) -> Result<PutUp, ListenError> {
             // What is accepted inherits these (tcp_create_openreq_child), which saves five calls a connection. Also on
             // 15008, where the reference has none: a peer's node that vanishes must not leave sockets behind.
             tune(listening.fd.as_fd(), settings.keepalive.as_ref());
+            if port.is_for_the_pod() {
+                unpace(listening.fd.as_fd());
+            }
             port.tell_established(addr, listening.transparent);
             if let Some(warning) = &listening.warning {
                 tracing::warn!(target: "ztunnel::inpod::config", "{warning}");

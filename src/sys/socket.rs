@@ -11,6 +11,9 @@ use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use crate::sys::option;
 
+/// The congestion control that every kernel has and every process may choose (tcp(7)).
+const UNPACED: &[u8] = b"reno";
+
 /// One connection to make.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Dial {
@@ -19,6 +22,8 @@ pub struct Dial {
     pub from: Option<IpAddr>,
     pub mark: Option<u32>,
     pub keepalive: Option<Keepalive>,
+    /// Whether the far side is on this machine: a pod's own application.
+    pub on_node: bool,
 }
 
 /// TCP keepalive of accepted and dialled sockets.
@@ -96,6 +101,9 @@ pub fn dial_on(blank: OwnedFd, dial: &Dial) -> Result<Dialled, DialError> {
         socket.set_mark(mark).map_err(|error| DialError::Mark { to, mark, error })?;
     }
     tune(socket.as_fd(), dial.keepalive.as_ref());
+    if dial.on_node {
+        unpace(socket.as_fd());
+    }
     let kept = wanted.map(|from| keep_source(&socket, from, to));
     match socket.connect(&to.into()) {
         Ok(()) => {}
@@ -142,6 +150,13 @@ pub fn tune(fd: BorrowedFd<'_>, keepalive: Option<&Keepalive>) {
     }
 }
 
+/// For a connection that stays on this machine: no congestion control that paces. Nothing is lost or queued on the way,
+/// so where the node's default is BBR its timers would only cost CPU (decisions/congestion-control-on-the-node.md).
+/// Connections that a listener accepts inherit it. What the kernel refuses is left as it is.
+pub fn unpace(fd: BorrowedFd<'_>) {
+    let _ = SockRef::from(&fd).set_tcp_congestion(UNPACED);
+}
+
 /// Start-up check of the right to mark packets: SO_MARK on a socket that is thrown away.
 pub fn probe_mark(mark: u32) -> io::Result<()> {
     Socket::new(Domain::IPV4, Type::STREAM.cloexec(), Some(Protocol::TCP))?.set_mark(mark)
@@ -169,7 +184,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     fn plain(to: SocketAddr) -> Dial {
-        Dial { to, from: None, mark: None, keepalive: None }
+        Dial { to, from: None, mark: None, keepalive: None, on_node: false }
     }
 
     /// Two namespaces with a veth pair between them: 10.9.0.1 and fd09::1 here, 10.9.0.2 and fd09::2 there.
@@ -288,8 +303,28 @@ mod tests {
         assert_eq!(socket.tcp_keepalive_interval().unwrap().as_secs(), 90);
         assert_eq!(socket.tcp_keepalive_retries().unwrap(), 7);
         assert_eq!(socket.tcp_user_timeout().unwrap().unwrap().as_secs(), 180 + 7 * 90);
+        assert_eq!(congestion_control(&dialled.fd), congestion_control(&server), "the node's own");
         assert!(rustix::io::fcntl_getfd(&dialled.fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         probe_mark(1337).unwrap();
+    }
+
+    #[test]
+    fn a_connection_on_the_node_is_not_paced_dialled_or_accepted() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let to = server.local_addr().unwrap();
+        let dialled = dial(&Dial { on_node: true, ..plain(to) }).unwrap();
+        assert_eq!(congestion_control(&dialled.fd), "reno");
+        let before = server.accept().unwrap().0;
+        unpace(server.as_fd());
+        let _client = TcpStream::connect(to).unwrap();
+        assert_eq!(congestion_control(&server.accept().unwrap().0), "reno");
+        let nodes = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap();
+        assert_eq!(congestion_control(&before), nodes.trim());
+    }
+
+    fn congestion_control(socket: &impl AsFd) -> String {
+        let name = SockRef::from(socket).tcp_congestion().unwrap();
+        String::from_utf8(name).unwrap().trim_end_matches('\0').to_owned()
     }
 
     #[test]

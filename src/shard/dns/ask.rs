@@ -185,7 +185,7 @@ struct Link {
 
 impl Link {
     async fn open(world: &PodWorld, server: SocketAddr, message: &[u8]) -> io::Result<Self> {
-        let socket = world.dial(server, None).await?;
+        let socket = world.dial(server).await?;
         let sent = with_new_id(message)?;
         let length = u16::try_from(sent.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
         let framed = [&length.to_be_bytes()[..], &sent].concat();
