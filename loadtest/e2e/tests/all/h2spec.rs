@@ -21,7 +21,7 @@ const SECTIONS: [&str; 8] =
 const LEAST_PASSED: u32 = 125;
 
 /// Cases that can't be met, and why.
-const NOT_APPLICABLE: [(&str, &[&str]); 6] = [
+const NOT_APPLICABLE: [(&str, &[&str]); 7] = [
     (
         "a DATA frame is expected; our answer has no body",
         &[
@@ -56,6 +56,11 @@ const NOT_APPLICABLE: [(&str, &[&str]); 6] = [
             "Sends a HEADERS frame with the \"content-length\" header field which does not equal the sum of the \
              multiple DATA frames payload length",
         ],
+    ),
+    (
+        "the answer has mostly closed the stream before, and what comes late is read over (RFC 9113 section 5.1); a \
+         live stream is reset (wire::h2::tests::rules)",
+        &["Sends a WINDOW_UPDATE frame with a flow control window increment of 0 on a stream"],
     ),
     (
         "a peer that breaks a rule is reset behind the GOAWAY, and may see that first",
