@@ -15,7 +15,7 @@ pub enum Order {
     /// Put up this pod's listeners; answered with `Report::Started`.
     Start(Arc<Pod>),
     /// Take the pod's listeners down and end its connections; answered with `Report::Stopped`.
-    Stop { uid: Text, how: Ending },
+    Stop { uid: Text },
     /// The snapshot or the identities changed.
     Look,
     /// The process ends: hand the listeners over, let connections go on for `grace`; answered with `Report::Drained`.
@@ -34,15 +34,6 @@ pub enum Order {
     Status(Sender<ShardStatus>),
     /// Take nothing new for this pod, and let its connections go on for the grace. The pod stays known.
     DrainPod { uid: Text, grace: Duration },
-}
-
-/// How a pod's connections end.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ending {
-    /// The pod is gone: at once.
-    Now,
-    /// Streams go on until they end or the grace is over.
-    Graceful(Duration),
 }
 
 /// A pod of this node, or in dedicated mode the one workload that this process serves.

@@ -20,7 +20,7 @@ use crate::base::limits::{
 };
 use crate::base::text::Text;
 use crate::bridge::mailbox::Letterbox;
-use crate::bridge::order::{Ending, Order, Pod, PodInfo, PodKind};
+use crate::bridge::order::{Order, Pod, PodInfo, PodKind};
 use crate::bridge::settings::Settings;
 use crate::control::publish::Orders;
 use crate::control::ready::{PODS, Readiness};
@@ -279,7 +279,7 @@ impl Cni {
                 Action::Start { uid, info, place } => actions.extend(self.start(&uid, info, &place)),
                 Action::Stop { uid } => {
                     for shard in self.settings.shards_of(&uid) {
-                        self.orders.post(shard, Order::Stop { uid: uid.clone(), how: Ending::Now });
+                        self.orders.post(shard, Order::Stop { uid: uid.clone() });
                     }
                 }
                 Action::Ack(error) => {

@@ -9,7 +9,7 @@ use tracing::error;
 
 use crate::base::limits::POD_RETRY_MS;
 use crate::base::text::Text;
-use crate::bridge::order::{Ending, Order, Pod, PodKind};
+use crate::bridge::order::{Order, Pod, PodKind};
 use crate::bridge::settings::Settings;
 use crate::control::control::ControlError;
 use crate::control::publish::Orders;
@@ -88,7 +88,7 @@ impl OwnPods {
         error!(%pod, "the proxy's own inbound listener can't start, trying again: {error}");
         own.retry_at = Some(Instant::now() + Duration::from_millis(POD_RETRY_MS));
         for shard in &own.shards {
-            orders.post(*shard, Order::Stop { uid: uid.clone(), how: Ending::Now });
+            orders.post(*shard, Order::Stop { uid: uid.clone() });
         }
         Ok(false)
     }

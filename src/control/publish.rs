@@ -108,14 +108,13 @@ impl Orders {
 mod tests {
     use super::*;
     use crate::bridge::mailbox::mailbox;
-    use crate::bridge::order::Ending;
 
     #[test]
     fn orders_keep_their_order_over_a_full_mailbox_and_looks_collapse() {
         let (post, letters) = mailbox(2).unwrap();
         let mut orders = Orders::new(vec![post]);
         for number in 0..5 {
-            assert!(orders.post(0, Order::Stop { uid: number.to_string().into(), how: Ending::Now }));
+            assert!(orders.post(0, Order::Stop { uid: number.to_string().into() }));
             orders.post(0, Order::Look);
             orders.post(0, Order::Look);
         }
@@ -151,7 +150,7 @@ mod tests {
         let (post, letters) = mailbox(1).unwrap();
         drop(letters);
         let mut orders = Orders::new(vec![post]);
-        let stop = || Order::Stop { uid: "x".into(), how: Ending::Now };
+        let stop = || Order::Stop { uid: "x".into() };
         let mut beside = orders.beside();
         assert!(beside.post(0, stop()));
         let taken = (0..ORDERS_QUEUED).filter(|_| orders.post(0, stop())).count();

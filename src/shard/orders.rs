@@ -10,7 +10,7 @@ use monoio::net::UnixStream;
 use crate::base::limits;
 use crate::base::text::Text;
 use crate::bridge::mailbox::Letterbox;
-use crate::bridge::order::{Ending, Order, Pod};
+use crate::bridge::order::{Order, Pod};
 use crate::bridge::report::Report;
 use crate::shard::Shard;
 use crate::shard::peers;
@@ -51,7 +51,7 @@ pub(super) async fn carry_out(shard: &Rc<Shard>, orders: Letterbox<Order>) {
 fn carry_out_one(shard: &Rc<Shard>, order: Order, drained: &Signal) {
     match order {
         Order::Start(pod) => start(shard, pod),
-        Order::Stop { uid, how } => stop(shard, uid, how),
+        Order::Stop { uid } => stop(shard, uid),
         Order::Look => look(shard),
         Order::Beat(answer) => drop(answer.try_send(())),
         Order::Scrape(answer) => {
@@ -97,15 +97,13 @@ fn start(shard: &Rc<Shard>, pod: Arc<Pod>) {
     });
 }
 
-fn stop(shard: &Rc<Shard>, uid: Text, how: Ending) {
+/// The pod is gone: its connections end at once.
+fn stop(shard: &Rc<Shard>, uid: Text) {
     let world = shard.pods.borrow_mut().remove(&uid);
     let shard = shard.clone();
     monoio::spawn(async move {
         if let Some(world) = world {
             shard.leaving.borrow_mut().push(world.clone());
-            if let Ending::Graceful(grace) = how {
-                let _ = within(millis(grace), end_gracefully(&world, grace)).await;
-            }
             world.end().await;
             shard.leaving.borrow_mut().retain(|other| !Rc::ptr_eq(other, &world));
         }
