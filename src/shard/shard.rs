@@ -156,6 +156,7 @@ impl Shard {
                 pod.tick(now);
             }
             self.table.tick();
+            self.buffers.shed_spare();
             self.hand_over_lines();
             if self.is_at_rest() {
                 self.buffers.give_back();

@@ -148,7 +148,10 @@ impl Stream {
                 }
             }
             if waiting.start >= waiting.bytes.len() {
-                *waiting = Waiting::default();
+                let emptied = std::mem::take(&mut *waiting).bytes;
+                if let Some(tunnel) = self.tunnel.upgrade().filter(|_| emptied.capacity() > 0) {
+                    tunnel.buffers().put_spare(emptied);
+                }
             }
         }
         self.taken(sink, taken);
@@ -230,6 +233,11 @@ impl Stream {
         if waiting.start > waiting.bytes.len() / 2 {
             let start = std::mem::take(&mut waiting.start);
             waiting.bytes.drain(..start);
+        }
+        if waiting.bytes.capacity() == 0
+            && let Some(tunnel) = self.tunnel.upgrade()
+        {
+            waiting.bytes = tunnel.buffers().take_spare();
         }
         for part in parts {
             let rest = part.get(skip.min(part.len())..).unwrap_or_default();
