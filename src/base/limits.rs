@@ -45,6 +45,10 @@ pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
 // shard
 /// How often deadlines of tunnels and half-closed connections are looked at, while there are any.
 pub const TICK_MS: u64 = 1_000;
+/// How often a busy shard looks how late its timer is.
+pub const LATENESS_SAMPLE_MS: u64 = 10;
+/// A shard is busy where it works for longer than this in a tick.
+pub const BUSY_MS: u64 = 100;
 /// Pause before a report is posted again to a full mailbox.
 pub const MAILBOX_RETRY_MS: u64 = 10;
 /// How long the end of a pod's tasks may take once they are told.

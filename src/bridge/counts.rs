@@ -94,7 +94,7 @@ counts! {
     dns_request = "ringway_dns_request_seconds",
         "DNS requests from arrival to answer, those that name servers answered included.";
     tick_delay = "ringway_shard_tick_delay_seconds",
-        "How late a shard's timer of one second fired: a sample of how long the loop is busy in one go.";
+        "How late a timer of a shard fired: a sample of how long the loop is busy in one go.";
 }
 
 counts! {
@@ -146,6 +146,6 @@ pub struct Work {
     pub parks: u64,
     /// Tasks inside the gates of its pods: connections, requests, tunnels of peers, accept loops.
     pub tasks: u64,
-    /// The most that its timer of one second was late, in seconds.
+    /// The most that its timer was late, in seconds.
     pub longest_stall_s: f64,
 }

@@ -143,16 +143,14 @@ pub async fn run(seed: Seed) {
 
 impl Shard {
     async fn tick_for_ever(&self) {
-        let pause = Duration::from_millis(limits::TICK_MS);
+        let mut busy = false;
         loop {
-            let due = Instant::now() + pause;
-            monoio::time::sleep(pause).await;
+            let worked = proc::thread_usage().cpu;
+            self.pass_a_tick(busy).await;
+            let worked = proc::thread_usage().cpu.saturating_sub(worked);
+            busy = worked > Duration::from_millis(limits::BUSY_MS);
             let now = Instant::now();
-            let late = now.saturating_duration_since(due);
-            self.stats.timings.tick_delay.record(late);
-            self.longest_stall.set(self.longest_stall.get().max(late));
-            let pods: Vec<_> = self.pods.borrow().values().cloned().collect();
-            for pod in pods {
+            for pod in self.worlds() {
                 pod.tick(now);
             }
             self.table.tick();
@@ -163,6 +161,20 @@ impl Shard {
                 self.datagram.take();
                 self.stirred.wait().await;
             }
+        }
+    }
+
+    /// Waits until the next tick. How late a timer is tells how long the loop is busy in one go: a busy shard looks
+    /// often, so that no long turn is missed, any other once, so that it isn't woken for that.
+    async fn pass_a_tick(&self, busy: bool) {
+        let millis = if busy { limits::LATENESS_SAMPLE_MS } else { limits::TICK_MS };
+        let pause = Duration::from_millis(millis);
+        for _ in 0..limits::TICK_MS / millis {
+            let due = Instant::now() + pause;
+            monoio::time::sleep(pause).await;
+            let late = Instant::now().saturating_duration_since(due);
+            self.stats.timings.tick_delay.record(late);
+            self.longest_stall.set(self.longest_stall.get().max(late));
         }
     }
 

@@ -25,7 +25,7 @@ const SHARD_BUSY: Family =
 const LONGEST_STALL: Family = gauge(
     "ringway_shard_longest_stall_seconds",
     "shard",
-    "The most that a shard's timer of one second was late since the start.",
+    "The most that a timer of a shard was late since the start.",
 )
 .in_unit("seconds");
 const POD_SOCKETS: Family = gauge(

@@ -2,12 +2,17 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use ringway::demo::node::NodeProxy;
 use ringway_e2e::baseline::Baseline;
-use ringway_e2e::pattern;
 use ringway_e2e::serve::{Server, echo, source};
 use ringway_e2e::world::{APP_PORT, STEP, World, dial, service};
+use ringway_e2e::{pattern, report};
+
+/// The share of timers that are on time though clients, servers and two proxies want the same CPUs.
+const SOON: f64 = 0.5;
 
 /// 99th percentile of requests of 64 bytes, one after another: the least of three series, since what else the machine
 /// does only ever adds to it, and what is to be seen would be in all of them.
@@ -140,4 +145,55 @@ fn a_slow_reader_gets_every_byte() {
     let mut expected = vec![0; usize::try_from(total).unwrap()];
     pattern(total, 0, &mut expected);
     assert!(got == expected);
+}
+
+/// How often timers of its shards were looked at, and how often they were at most 5 ms late.
+fn timers(proxy: &NodeProxy) -> (f64, f64) {
+    let page = proxy.metrics().unwrap();
+    let name = "ringway_shard_tick_delay_seconds";
+    let count = page.sum(&format!("{name}_count"), &[]);
+    (count, page.sum(&format!("{name}_bucket"), &["le=\"0.005\""]))
+}
+
+#[test]
+fn a_busy_shard_lets_nothing_else_wait_for_long() {
+    const DOWNLOADS: usize = 4;
+    let world = World::start();
+    let _source = Server::start(&world.server, 8_081, source);
+    let stop = AtomicBool::new(false);
+    let proxies = [world.near(), world.far()];
+    let before = proxies.map(timers);
+    let bytes: usize = std::thread::scope(|scope| {
+        let download = || {
+            let mut stream = dial(&world.client, world.server.at(8_081));
+            stream.write_all(&(1_u64 << 40).to_be_bytes()).unwrap();
+            let (mut buffer, mut total) = (vec![0; 1 << 20], 0);
+            while !stop.load(Ordering::Relaxed) {
+                total += stream.read(&mut buffer).unwrap();
+            }
+            total
+        };
+        let downloads: Vec<_> = (0..DOWNLOADS).map(|_| scope.spawn(download)).collect();
+        // Scrapes and dumps all the while: they are answered by the shards too.
+        let started = Instant::now();
+        while started.elapsed() < Duration::from_secs(4) {
+            for proxy in proxies {
+                proxy.metrics().unwrap();
+                proxy.get(15_000, "/config_dump").unwrap();
+            }
+        }
+        stop.store(true, Ordering::Relaxed);
+        downloads.into_iter().map(|download| download.join().unwrap()).sum()
+    });
+    for (proxy, before) in proxies.into_iter().zip(before) {
+        let (count, soon) = timers(proxy);
+        let (count, soon) = (count - before.0, soon - before.1);
+        let longest = proxy.metrics().unwrap().sum("ringway_shard_longest_stall_seconds", &[]);
+        report(&format!(
+            "{} MB, timers at most 5 ms late: {soon} of {count}, the longest {longest} s",
+            bytes >> 20
+        ));
+        assert!(count > 100.0, "a busy shard looks often: {count}");
+        assert!(soon > count * SOON, "{soon} of {count} were at most 5 ms late");
+    }
 }
