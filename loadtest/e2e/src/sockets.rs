@@ -20,6 +20,16 @@ pub fn connections(space: &Space) -> Vec<Socket> {
         .collect()
 }
 
+/// The congestion control of each connection that is up, with its local and far address.
+pub fn congestion_controls(space: &Space) -> Vec<(String, String, String)> {
+    let up = list(space, &["-HtniO"]).into_iter().filter(|socket| socket.state == "ESTAB");
+    up.map(|socket| {
+        let name = socket.rest.split_whitespace().next().unwrap_or_default().to_owned();
+        (socket.local, socket.peer, name)
+    })
+    .collect()
+}
+
 pub fn listeners(space: &Space) -> Vec<Socket> {
     list(space, &["-Htlno"])
 }

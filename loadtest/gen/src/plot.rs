@@ -36,6 +36,7 @@ pub struct Plot {
 #[derive(Deserialize)]
 struct Report {
     kernel: String,
+    congestion: String,
     cpus: usize,
     rounds: u32,
     ratios: Vec<Ratio>,
@@ -183,7 +184,7 @@ fn head(title: &str, base: &str, report: &Report, rows: &[(&str, Vec<Bar<'_>>)],
             let _ = write!(told, "{label}, {}: {:.2}. ", bar.arm, bar.median);
         }
     }
-    let Report { kernel, cpus, rounds, .. } = report;
+    let Report { kernel, congestion, cpus, rounds, .. } = report;
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" \
          height=\"{height}\" role=\"img\" aria-labelledby=\"title told\">\n\
@@ -191,11 +192,12 @@ fn head(title: &str, base: &str, report: &Report, rows: &[(&str, Vec<Bar<'_>>)],
          <style>\n{STYLE}</style>\n<rect class=\"paper\" width=\"{WIDTH}\" height=\"{height}\"/>\n\
          <text class=\"title\" x=\"16\" y=\"28\">{title}, as multiples of {base}: lower is better</text>\n\
          <text class=\"note\" x=\"16\" y=\"48\">median of {rounds} rounds, the thin line from the least to the \
-         greatest; Linux {kernel}, {cpus} CPUs</text>\n",
+         greatest; Linux {kernel}, TCP by {congestion}, {cpus} CPUs</text>\n",
         title = escaped(title),
         base = escaped(base),
         told = escaped(told.trim_end()),
         kernel = escaped(kernel),
+        congestion = escaped(congestion),
     )
 }
 
@@ -304,7 +306,10 @@ mod tests {
                 })
             })
             .collect();
-        serde_json::json!({ "kernel": "6 & more", "cpus": 2, "rounds": 4, "ratios": ratios }).to_string()
+        let report = serde_json::json!({
+            "kernel": "6 & more", "congestion": "cubic", "cpus": 2, "rounds": 4, "ratios": ratios
+        });
+        report.to_string()
     }
 
     #[test]
@@ -321,7 +326,7 @@ mod tests {
         // A quarter of the way, and no further than the end.
         assert!(svg.contains("class=\"arm0\" x=\"270.0\" y=\"84\" width=\"95.0\""), "{svg}");
         assert!(svg.contains("class=\"arm1\" x=\"270.0\" y=\"101\" width=\"380.0\""), "{svg}");
-        assert!(svg.contains("Linux 6 &amp; more, 2 CPUs"), "{svg}");
+        assert!(svg.contains("Linux 6 &amp; more, TCP by cubic, 2 CPUs"), "{svg}");
         assert!(!directory.path().join("latency-memory.svg").exists());
     }
 

@@ -95,6 +95,25 @@ impl Topology {
         Ok(topology)
     }
 
+    /// Chooses the congestion control of all connections; without this it is the machine's.
+    pub fn control_congestion(&self, name: &str) -> Result<()> {
+        for suffix in ["c", "s", "n1", "n2"] {
+            let setting = format!("net.ipv4.tcp_congestion_control={name}");
+            run(
+                Command::new("ip").args([
+                    "netns",
+                    "exec",
+                    &self.namespace(suffix),
+                    "sysctl",
+                    "-qw",
+                    &setting,
+                ]),
+                "",
+            )?;
+        }
+        Ok(())
+    }
+
     pub fn pod(&self, side: Side) -> String {
         self.namespace(pod_suffix(side))
     }

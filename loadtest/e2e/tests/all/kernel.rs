@@ -222,3 +222,43 @@ fn a_peer_that_dies_silently_is_noticed_at_the_app_within_the_bound() {
         stream.write_all(b"!").is_ok() && stream.read_exact(&mut [0]).is_ok()
     });
 }
+
+/// BBR in both pods where the kernel has it; else what they have anyway.
+fn choose_congestion_control(world: &World) -> String {
+    let [chosen, other] = [&world.client, &world.server].map(|pod| {
+        // Refused where the kernel lacks it.
+        let _ = pod.space.output("sysctl", &["-qw", "net.ipv4.tcp_congestion_control=bbr"]);
+        let output = pod.space.output("sysctl", &["-n", "net.ipv4.tcp_congestion_control"]).unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    });
+    assert!(
+        chosen == other && chosen != "reno",
+        "{chosen} and {other}: nobody could tell that reno was chosen"
+    );
+    chosen
+}
+
+#[test]
+fn what_stays_on_the_node_is_not_paced_and_tunnels_keep_what_the_node_chose() {
+    let mut chosen = String::new();
+    let world = World::start_with(&[], |world| chosen = choose_congestion_control(world));
+    let _app = Server::start(&world.server, APP_PORT, echo);
+    let mut held = dial(&world.client, service());
+    held.write_all(b"x").unwrap();
+    held.read_exact(&mut [0]).unwrap();
+    let app = format!(":{APP_PORT}");
+    for pod in [&world.client, &world.server] {
+        let mut seen = [0; 2];
+        for (local, peer, name) in sockets::congestion_controls(&pod.space) {
+            if local.ends_with(":15008") || peer.ends_with(":15008") {
+                assert_eq!(name, chosen, "the tunnel {local} {peer}");
+                seen[0] += 1;
+            // The proxy's ends: accepted on 15001, dialled to the application.
+            } else if local.ends_with(":15001") || peer.ends_with(&app) && pod.name == world.server.name {
+                assert_eq!(name, "reno", "the proxy's end {local} {peer}");
+                seen[1] += 1;
+            }
+        }
+        assert_eq!(seen, [1, 1], "in {}: {:?}", pod.name, sockets::congestion_controls(&pod.space));
+    }
+}

@@ -98,6 +98,8 @@ pub struct Programs {
     pub mode: Mode,
     /// Logs, sockets and certificates of this run.
     pub directory: PathBuf,
+    /// The congestion control of every connection; without it the machine's.
+    pub congestion: Option<String>,
 }
 
 /// An arm's namespaces and load server, kept for the whole run; proxies come and go.
@@ -119,6 +121,9 @@ impl Stage {
         let directory = programs.directory.join(arm.name());
         std::fs::create_dir_all(&directory)?;
         let topology = Topology::build(&format!("{}", arm as u8), arm.is_captured())?;
+        if let Some(name) = &programs.congestion {
+            topology.control_congestion(name)?;
+        }
         let server = Launch {
             namespace: &topology.pod(Side::Server),
             cpu: programs.mode.load_cpu(),

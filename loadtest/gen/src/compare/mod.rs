@@ -65,6 +65,9 @@ pub struct Compare {
     /// Connections held in the idle scenarios.
     #[arg(long)]
     held: Option<u16>,
+    /// The congestion control of all connections, e.g. reno; without it the machine's.
+    #[arg(long)]
+    congestion: Option<String>,
     /// Two rounds of a second and a half.
     #[arg(long)]
     quick: bool,
@@ -87,6 +90,7 @@ pub struct Compare {
 struct Report {
     mode: String,
     kernel: String,
+    congestion: String,
     cpus: usize,
     /// Its name, and those of its instructions that the costs depend on.
     cpu: String,
@@ -122,6 +126,7 @@ impl Compare {
             ringway: self.ringway.clone(),
             mode: self.mode,
             directory: self.logs.clone().unwrap_or_else(|| scratch.path().to_owned()),
+            congestion: self.congestion.clone(),
         };
         let (rounds, size) = self.size();
         let mut stages = Vec::new();
@@ -137,7 +142,8 @@ impl Compare {
         let fairness = table::fairness(&samples, &self.arms);
         let report = Report {
             mode: self.mode.to_possible_value().map_or_else(String::new, |mode| mode.get_name().to_owned()),
-            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
+            kernel: sysctl("kernel/osrelease"),
+            congestion: self.congestion.clone().unwrap_or_else(|| sysctl("net/ipv4/tcp_congestion_control")),
             cpus,
             cpu: cpu(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default()),
             rounds,
@@ -212,9 +218,10 @@ impl Compare {
     /// What the table must not be read without: on what, how an arm differs, and what it could not do.
     fn remarks(&self, report: &Report) -> String {
         let differences = self.arms.iter().filter_map(|arm| Some((arm.name(), arm.differs()?)));
-        let Report { kernel, cpus, cpu, rounds, seconds, mode, .. } = report;
+        let Report { kernel, congestion, cpus, cpu, rounds, seconds, mode, .. } = report;
         let mut remarks = vec![format!(
-            "- {cpus} CPUs, {cpu}; Linux {kernel}; mode {mode}, {rounds} rounds of {seconds} s a scenario"
+            "- {cpus} CPUs, {cpu}; Linux {kernel}, TCP by {congestion}; mode {mode}, {rounds} rounds of {seconds} s a \
+             scenario"
         )];
         remarks.extend(differences.map(|(arm, difference)| format!("- {arm}: {difference}")));
         remarks.extend(report.failures.iter().map(|failure| format!("- FAILED: {failure}")));
@@ -268,6 +275,10 @@ pub fn prepare(load_cpu: Option<usize>) -> Result<()> {
         INTERRUPTED.store(true, Ordering::Relaxed);
     })?;
     Ok(())
+}
+
+fn sysctl(key: &str) -> String {
+    std::fs::read_to_string(format!("/proc/sys/{key}")).unwrap_or_default().trim().to_owned()
 }
 
 /// The processor's name and what of its instructions matters for record protection and copies.
