@@ -23,7 +23,6 @@ use crate::shard::closer::Closer;
 use crate::shard::decision::{self, Caller};
 use crate::shard::failure::Failure;
 use crate::shard::link::accept_tunnel;
-use crate::shard::meter::Way;
 use crate::shard::pod::{Accepted, PodWorld};
 use crate::shard::pool::Carries;
 use crate::shard::ready::either;
@@ -148,7 +147,6 @@ async fn prepare(
         tunnel: link.tunnel.clone(),
         meter: record.meter().clone(),
         buffers: world.shard.buffers.clone(),
-        way: Way::ToClient,
         closer,
         clean: Cell::new(false),
     };

@@ -378,7 +378,6 @@ fn carry(
         stream: unrelayed.relayed(),
         meter,
         buffers,
-        way: Way::ToServer,
         closer,
         clean: Cell::new(false),
     };

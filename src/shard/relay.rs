@@ -40,8 +40,6 @@ pub struct StreamRelay {
     pub tunnel: Rc<Tunnel>,
     pub meter: Rc<Meter>,
     pub buffers: Rc<Buffers>,
-    /// The way of what the application sends.
-    pub way: Way,
     pub closer: Closer,
     /// Set at the end where both sides finished in order.
     pub clean: Cell<bool>,
@@ -63,19 +61,20 @@ impl StreamRelay {
     #[expect(clippy::manual_async_fn, reason = "an async fn would hold all of it twice")]
     pub fn run(self) -> impl Future<Output = Ending> {
         async move {
-            let down = match self.way {
-                Way::ToServer => Way::ToClient,
-                Way::ToClient => Way::ToServer,
-            };
             // What may not pass any more must not hand over a byte first.
             if let Some(reason) = self.closer.reason() {
                 return Ending::Closed(reason);
             }
-            self.stream.attach(self.app.clone(), self.meter.clone(), down);
+            self.stream.attach(self.app.clone(), self.meter.clone());
             let ending = self.carry().await;
             self.clean.set(ending == Ending::Finished);
             ending
         }
+    }
+
+    /// The way of what the application sends.
+    fn way(&self) -> Way {
+        self.stream.way.back()
     }
 
     async fn carry(&self) -> Ending {
@@ -83,7 +82,7 @@ impl StreamRelay {
         let mut writable = pin!(None);
         let mut slots = 1;
         // A caller has mostly spoken while the far side was reached; a server that was just dialled has not.
-        let mut pumped = match self.way {
+        let mut pumped = match self.way() {
             Way::ToServer => self.pump(&mut slots),
             Way::ToClient => Pumped::WaitApp,
         };
@@ -169,7 +168,7 @@ impl StreamRelay {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Pumped::WaitApp,
                 Err(_) => return Pumped::Failed,
             };
-            self.meter.add(self.way, got);
+            self.meter.add(self.way(), got);
             if got <= SMALL_BYTES {
                 let payload = scratch.get(HEADROOM_BYTES..HEADROOM_BYTES + got).unwrap_or_default();
                 self.tunnel.send_small(&self.stream, payload);

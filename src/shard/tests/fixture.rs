@@ -18,7 +18,7 @@ use crate::shard::buffers::Buffers;
 use crate::shard::closer::Closer;
 use crate::shard::gate::Gate;
 use crate::shard::link::exchange;
-use crate::shard::meter::{Meter, Way};
+use crate::shard::meter::Meter;
 use crate::shard::relay::{Ending, StreamRelay};
 use crate::shard::rt::{EventLoop, block_on};
 use crate::shard::signal::Signal;
@@ -263,16 +263,16 @@ impl Pair {
 
     /// Relays a client's stream that has its answer.
     pub fn relay_near(&self, stream: Rc<Stream>, buffer_bytes: Option<usize>) -> End {
-        self.relay(&self.client, stream, Way::ToServer, buffer_bytes)
+        self.relay(&self.client, stream, buffer_bytes)
     }
 
     /// Answers a stream with 200 and relays it.
     pub fn relay_far(&self, stream: Rc<Stream>, buffer_bytes: Option<usize>) -> End {
         self.server.respond(&stream, 200, None, false);
-        self.relay(&self.server, stream, Way::ToClient, buffer_bytes)
+        self.relay(&self.server, stream, buffer_bytes)
     }
 
-    fn relay(&self, tunnel: &Rc<Tunnel>, stream: Rc<Stream>, way: Way, buffer_bytes: Option<usize>) -> End {
+    fn relay(&self, tunnel: &Rc<Tunnel>, stream: Rc<Stream>, buffer_bytes: Option<usize>) -> End {
         let (inner, outer) = connected(buffer_bytes);
         let closer = Closer::default();
         closer.wake(stream.signal.clone());
@@ -282,7 +282,6 @@ impl Pair {
             tunnel: tunnel.clone(),
             meter: meter(),
             buffers: self.buffers.clone(),
-            way,
             closer: closer.clone(),
             clean: Cell::new(false),
         });
