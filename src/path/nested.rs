@@ -35,7 +35,6 @@ pub(super) async fn dial_nested(world: Rc<PodWorld>, key: Key, asker: Asker) -> 
         stream: reached.unrelayed.relayed(),
         // What the application says is counted within.
         meter: Meter::new(Rc::default(), std::time::Instant::now()),
-        buffers: world.shard.buffers.clone(),
         closer,
         clean: Cell::new(false),
     };

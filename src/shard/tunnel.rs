@@ -38,7 +38,8 @@ pub struct Tunnel {
     pub local: SocketAddr,
     pub remote: SocketAddr,
     socket: Socket,
-    buffers: Rc<Buffers>,
+    /// The shard's.
+    pub(super) buffers: Rc<Buffers>,
     stats: Rc<Stats>,
     state: RefCell<State>,
     work: Signal,

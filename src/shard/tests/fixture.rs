@@ -198,7 +198,6 @@ pub struct Pair {
     /// Relays of both sides are inside.
     pub gate: Rc<Gate>,
     arrived: Rc<(RefCell<VecDeque<Rc<Stream>>>, Signal)>,
-    buffers: Rc<Buffers>,
 }
 
 impl Pair {
@@ -230,7 +229,7 @@ impl Pair {
         let shaking = monoio::spawn(assemble(server_socket, handshake, http2, buffers.clone()));
         let http2 = Connection::client(client, Instant::now());
         let handshake = Handshake::client(client_credential, [identity("server")].as_slice().into()).unwrap();
-        let client = Box::pin(assemble(client_socket, handshake, http2, buffers.clone())).await;
+        let client = Box::pin(assemble(client_socket, handshake, http2, buffers)).await;
         let server = shaking.await;
         let arrived = Rc::new((RefCell::new(VecDeque::new()), Signal::default()));
         let driven = client.clone();
@@ -243,7 +242,7 @@ impl Pair {
             };
             driven.drive(&take).await
         });
-        Self { client, server, client_end, server_end, wire, gate: Rc::default(), arrived, buffers }
+        Self { client, server, client_end, server_end, wire, gate: Rc::default(), arrived }
     }
 
     /// A CONNECT of the client.
@@ -281,7 +280,6 @@ impl Pair {
             stream: stream.clone(),
             tunnel: tunnel.clone(),
             meter: meter(),
-            buffers: self.buffers.clone(),
             closer: closer.clone(),
             clean: Cell::new(false),
         });
