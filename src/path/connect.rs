@@ -7,8 +7,8 @@ use std::rc::Rc;
 use crate::base::limits;
 use crate::base::net::Source;
 use crate::path::dialogue::{Unheard, dismiss, enter, hear, note_refused};
-use crate::path::explicit::{Explicit, Outcome, join};
-use crate::path::outbound::Underway;
+use crate::path::explicit::{Explicit, Outcome, announce};
+use crate::path::underway::{Keeping, Staged};
 use crate::shard::pod::{Accepted, PodWorld};
 use crate::shard::socket::{Held, Socket};
 use crate::shard::within;
@@ -17,14 +17,13 @@ use crate::wire::destination::Destination;
 use crate::wire::http1::{self, ESTABLISHED, Malformed, refusal};
 
 /// Carries one client's tunnel to its end.
-pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
-    let Accepted { fd, source, counted: _counted, .. } = accepted;
-    let Some(underway) = Box::pin(prepare(&world, fd, source)).await else { return };
-    drop(world);
-    underway.await;
+pub fn serve(world: Rc<PodWorld>, accepted: Accepted) -> impl Future<Output = ()> {
+    let Accepted { fd, source, counted, .. } = accepted;
+    Keeping { work: Staged::new(prepare(world, fd, source)), _kept: counted }
 }
 
-async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Underway> {
+async fn prepare(world: Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<impl Future<Output = ()>> {
+    let world = &world;
     let app = Held::new(Socket::new(fd).ok()?);
     let destination = match ask(world, app.socket()?).await {
         Ok(destination) => destination,
@@ -35,7 +34,7 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Un
         }
     };
     match (Explicit { world, source, via: Via::Connect }).arrive(&destination, &app).await {
-        Ok(there) => join(there, world, app, ESTABLISHED).await,
+        Ok(there) => announce(there, &app, ESTABLISHED).await?.join(world, app),
         Err(failure) => {
             let why = format!("{destination}: {failure}");
             dismiss(world, app, &refusal(Outcome::of(&failure).status(), &why)).await;

@@ -10,7 +10,7 @@ use crate::base::net::{Captured, Source};
 use crate::base::text::Text;
 use crate::mesh::plan::Refuse;
 use crate::path::dialogue::tell;
-use crate::path::outbound::{Outbound, There, Underway};
+use crate::path::outbound::{Outbound, There};
 use crate::path::record::{Denied, deny};
 use crate::shard::dns::ResolveError;
 use crate::shard::failure::{Failure, Status};
@@ -54,10 +54,10 @@ impl Explicit<'_> {
     }
 }
 
-/// Tells the client of its success and makes one connection of both sides.
-pub(super) async fn join(there: There, world: &Rc<PodWorld>, app: Held, success: &[u8]) -> Option<Underway> {
-    match tell(&app, success).await {
-        Ok(()) => there.join(world, app),
+/// Tells the client of its success; nothing is left of the far side where it has gone meanwhile.
+pub(super) async fn announce(there: There, app: &Held, success: &[u8]) -> Option<There> {
+    match tell(app, success).await {
+        Ok(()) => Some(there),
         Err(failure) => {
             there.give_up(failure);
             None

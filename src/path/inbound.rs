@@ -18,12 +18,12 @@ use crate::mesh::labels::{Reporter, Security};
 use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::{TunnelProtocol, Workload};
 use crate::path::record::{About, Record, Side, closed, deny_early};
+use crate::path::underway::{Staged, Underway};
 use crate::path::unrelayed::Unrelayed;
 use crate::shard::closer::Closer;
 use crate::shard::decision::{self, Caller};
 use crate::shard::failure::Failure;
 use crate::shard::link::accept_tunnel;
-use crate::shard::meter::Way;
 use crate::shard::pod::{Accepted, PodWorld};
 use crate::shard::pool::Carries;
 use crate::shard::ready::either;
@@ -90,20 +90,22 @@ async fn shake(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Link
 }
 
 /// Serves one request of a peer to its end.
-pub(super) async fn answer(world: Rc<PodWorld>, link: Rc<Link>, stream: Rc<Stream>, head: Box<RequestHead>) {
-    let Some((relay, record, _entered)) = Box::pin(prepare(&world, &link, stream, &head)).await else {
-        return;
-    };
-    drop((world, link, head));
-    record.end(relay.run().await);
+pub(super) fn answer(
+    world: Rc<PodWorld>,
+    link: Rc<Link>,
+    stream: Rc<Stream>,
+    head: Box<RequestHead>,
+) -> impl Future<Output = ()> {
+    Staged::new(prepare(world, link, stream, head))
 }
 
 async fn prepare(
-    world: &Rc<PodWorld>,
-    link: &Link,
+    world: Rc<PodWorld>,
+    link: Rc<Link>,
     stream: Rc<Stream>,
-    head: &RequestHead,
-) -> Option<(StreamRelay, Record, Entered)> {
+    head: Box<RequestHead>,
+) -> Option<impl Future<Output = ()>> {
+    let (world, link, head) = (&world, &*link, &*head);
     let asked_at = Instant::now();
     let unrelayed = Unrelayed::new(link.tunnel.clone(), stream);
     let stream = &unrelayed.stream;
@@ -147,12 +149,10 @@ async fn prepare(
         stream: unrelayed.relayed(),
         tunnel: link.tunnel.clone(),
         meter: record.meter().clone(),
-        buffers: world.shard.buffers.clone(),
-        way: Way::ToClient,
         closer,
         clean: Cell::new(false),
     };
-    Some((relay, record, entered))
+    Some(Underway::new(relay.run(), record, entered))
 }
 
 /// A request that may be put to the policies.

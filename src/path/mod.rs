@@ -15,6 +15,7 @@ pub mod record;
 pub mod socks5;
 #[cfg(test)]
 mod tests;
+mod underway;
 mod unrelayed;
 
 use std::rc::Rc;

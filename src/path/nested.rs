@@ -10,7 +10,7 @@ use crate::path::reach::{Asker, Unreached};
 use crate::shard::closer::Closer;
 use crate::shard::failure::Failure;
 use crate::shard::link::{Raising, raise_tunnel};
-use crate::shard::meter::{Meter, Way};
+use crate::shard::meter::Meter;
 use crate::shard::nested::{Nested, pair};
 use crate::shard::pod::PodWorld;
 use crate::shard::pool::Key;
@@ -35,8 +35,6 @@ pub(super) async fn dial_nested(world: Rc<PodWorld>, key: Key, asker: Asker) -> 
         stream: reached.unrelayed.relayed(),
         // What the application says is counted within.
         meter: Meter::new(Rc::default(), std::time::Instant::now()),
-        buffers: world.shard.buffers.clone(),
-        way: Way::ToServer,
         closer,
         clean: Cell::new(false),
     };

@@ -12,6 +12,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use pin_project_lite::pin_project;
+
 use crate::base::limits;
 use crate::base::net::{Captured, Source};
 use crate::base::text::Text;
@@ -26,6 +28,7 @@ use crate::mesh::workload::Workload;
 use crate::path::opening::Opening;
 use crate::path::reach::{Asker, Place, Reached, Unreached, take_ahead};
 use crate::path::record::{About, Denied, Record, Side, deny};
+use crate::path::underway::{Keeping, Staged, Underway};
 use crate::shard::Shard;
 use crate::shard::closer::Closer;
 use crate::shard::failure::Failure;
@@ -41,42 +44,23 @@ use crate::wire::access_log::{Direction, Via};
 use crate::wire::hbone::parse_baggage_if_visible;
 
 /// Carries one captured connection to its end.
-pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
-    let Accepted { fd, source, at, counted: _counted } = accepted;
-    // Getting there needs much more room than being there, so it is given back on arrival.
-    let Some(underway) = Box::pin(prepare(&world, fd, source, at)).await else { return };
-    drop(world);
-    underway.await;
+pub fn serve(world: Rc<PodWorld>, accepted: Accepted) -> impl Future<Output = ()> {
+    let Accepted { fd, source, at, counted } = accepted;
+    Keeping { work: Staged::new(prepare(world, fd, source, at)), _kept: counted }
 }
 
-async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source, since: Instant) -> Option<Underway> {
+async fn prepare(
+    world: Rc<PodWorld>,
+    fd: OwnedFd,
+    source: Source,
+    since: Instant,
+) -> Option<impl Future<Output = ()>> {
+    let world = &world;
     let target = original_destination(fd.as_fd(), source).ok()?;
     let app = Held::new(Socket::new(fd).ok()?);
     let reaching = Outbound { world, source, target, since, via: None, others: &[] };
     let there = reaching.arrive(&app).await.ok()?;
     there.join(world, app)
-}
-
-/// A connection that has arrived on both sides; as a future, it runs to its end. By hand, since an async function would
-/// hold all of it twice.
-pub(super) struct Underway {
-    running: Pin<Box<dyn Future<Output = Ending>>>,
-    _live: Option<Live>,
-    _entered: Entered,
-    /// Until it has ended.
-    record: Option<Record>,
-}
-
-impl Future for Underway {
-    type Output = ();
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        let ending = ready!(self.running.as_mut().poll(context));
-        if let Some(record) = self.record.take() {
-            record.end(ending);
-        }
-        Poll::Ready(())
-    }
 }
 
 /// A connection whose far side is reached, its record open.
@@ -85,18 +69,15 @@ pub(super) struct There {
     record: Record,
     closer: Closer,
     entered: Entered,
-    live: Option<Live>,
+    live: Option<Box<Live>>,
 }
 
 impl There {
-    /// Makes one connection of it and the application.
-    pub fn join(self, world: &Rc<PodWorld>, app: Held) -> Option<Underway> {
+    /// Makes one connection of it and the application, which then runs to its end.
+    pub fn join(self, world: &Rc<PodWorld>, app: Held) -> Option<impl Future<Output = ()> + use<>> {
         let Self { arrived, record, closer, entered, live } = self;
         match carry(world, app, arrived, &record, closer) {
-            Ok(carried) => {
-                let running = carried.run();
-                Some(Underway { running, _live: live, _entered: entered, record: Some(record) })
-            }
+            Ok(running) => Some(Underway::new(running, record, (live, entered))),
             Err(failure) => {
                 record.fail(&failure);
                 None
@@ -116,22 +97,28 @@ enum Arrived {
     Plain(Socket),
 }
 
-enum Carried {
-    Tunnel(StreamRelay, Place),
-    Plain(Splice),
+pin_project! {
+    /// The way of the bytes. A plain one is in a box, since it is much larger than one by tunnel.
+    #[project = Polled]
+    enum Running<R> {
+        Tunnel { #[pin] relaying: R, _place: Place },
+        Plain { splicing: Pin<Box<dyn Future<Output = Ending>>> },
+        Ended,
+    }
 }
 
-impl Carried {
-    /// In a box of the size that it needs: a tunnelled connection is half as large as a plain one.
-    fn run(self) -> Pin<Box<dyn Future<Output = Ending>>> {
-        match self {
-            Self::Tunnel(relay, place) => Box::pin(async move {
-                let ending = relay.run().await;
-                drop(place);
-                ending
-            }),
-            Self::Plain(splice) => Box::pin(splice.run()),
-        }
+impl<R: Future<Output = Ending>> Future for Running<R> {
+    type Output = Ending;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ending> {
+        let ending = match self.as_mut().project() {
+            Polled::Tunnel { relaying, .. } => ready!(relaying.poll(context)),
+            Polled::Plain { splicing } => ready!(splicing.as_mut().poll(context)),
+            Polled::Ended => return Poll::Pending,
+        };
+        // The place on the tunnel is free before the record closes.
+        self.set(Self::Ended);
+        Poll::Ready(ending)
     }
 }
 
@@ -359,14 +346,15 @@ fn carry(
     arrived: Arrived,
     record: &Record,
     closer: Closer,
-) -> Result<Carried, Failure> {
-    let (meter, buffers) = (record.meter().clone(), world.shard.buffers.clone());
+) -> Result<Running<impl Future<Output = Ending> + use<>>, Failure> {
+    let meter = record.meter().clone();
     let client = app.reached();
     let Reached { place, unrelayed, ahead, .. } = match arrived {
         Arrived::Tunnel(reached) => *reached,
         Arrived::Plain(server) => {
-            let clean = Cell::new(false);
-            return Ok(Carried::Plain(Splice { client, server, meter, buffers, closer, clean }));
+            let (buffers, clean) = (world.shard.buffers.clone(), Cell::new(false));
+            let splice = Splice { client, server, meter, buffers, closer, clean };
+            return Ok(Running::Plain { splicing: Box::pin(splice.run()) });
         }
     };
     take_ahead(world, &client, ahead).map_err(|error| Failure::io(&error))?;
@@ -377,12 +365,10 @@ fn carry(
         tunnel: place.tunnel().clone(),
         stream: unrelayed.relayed(),
         meter,
-        buffers,
-        way: Way::ToServer,
         closer,
         clean: Cell::new(false),
     };
-    Ok(Carried::Tunnel(relay, place))
+    Ok(Running::Tunnel { relaying: relay.run(), _place: place })
 }
 
 /// An endpoint among others that can't be reached is left out for a while.
@@ -397,7 +383,7 @@ fn note_failure(shard: &Shard, plan: &Plan, failure: &Failure) {
     }
 }
 
-fn note_success(shard: &Rc<Shard>, plan: &Plan) -> Option<Live> {
+fn note_success(shard: &Rc<Shard>, plan: &Plan) -> Option<Box<Live>> {
     let picked = plan.picked.as_ref()?;
     let mut seen = shard.seen.borrow_mut();
     if let Some(next_hop) = plan.destination.as_deref() {
@@ -407,7 +393,7 @@ fn note_success(shard: &Rc<Shard>, plan: &Plan) -> Option<Live> {
         return None;
     }
     seen.enter(picked);
-    Some(Live { shard: shard.clone(), uid: picked.clone() })
+    Some(Box::new(Live { shard: shard.clone(), uid: picked.clone() }))
 }
 
 /// Counts a connection at its endpoint.

@@ -7,8 +7,8 @@ use std::rc::Rc;
 use crate::base::limits;
 use crate::base::net::Source;
 use crate::path::dialogue::{Unheard, dismiss, enter, hear, note_refused, tell};
-use crate::path::explicit::{Explicit, Outcome, join};
-use crate::path::outbound::Underway;
+use crate::path::explicit::{Explicit, Outcome, announce};
+use crate::path::underway::{Keeping, Staged};
 use crate::shard::pod::{Accepted, PodWorld};
 use crate::shard::socket::{Held, Socket};
 use crate::shard::within;
@@ -17,14 +17,13 @@ use crate::wire::destination::Destination;
 use crate::wire::socks5::{self, MESSAGE_BYTES, Malformed, NO_AUTHENTICATION, Reply};
 
 /// Carries one client's connection to its end.
-pub async fn serve(world: Rc<PodWorld>, accepted: Accepted) {
-    let Accepted { fd, source, counted: _counted, .. } = accepted;
-    let Some(underway) = Box::pin(prepare(&world, fd, source)).await else { return };
-    drop(world);
-    underway.await;
+pub fn serve(world: Rc<PodWorld>, accepted: Accepted) -> impl Future<Output = ()> {
+    let Accepted { fd, source, counted, .. } = accepted;
+    Keeping { work: Staged::new(prepare(world, fd, source)), _kept: counted }
 }
 
-async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Underway> {
+async fn prepare(world: Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<impl Future<Output = ()>> {
+    let world = &world;
     let app = Held::new(Socket::new(fd).ok()?);
     let destination = match ask(world, app.socket()?).await {
         Ok(destination) => destination,
@@ -38,16 +37,17 @@ async fn prepare(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Un
     if early {
         tell(&app, &Reply::Succeeded.bytes()).await.ok()?;
     }
-    match (Explicit { world, source, via: Via::Socks5 }).arrive(&destination, &app).await {
-        Ok(there) if early => there.join(world, app),
-        Ok(there) => join(there, world, app, &Reply::Succeeded.bytes()).await,
+    let arrived = match (Explicit { world, source, via: Via::Socks5 }).arrive(&destination, &app).await {
+        Ok(there) if early => Some(there),
+        Ok(there) => announce(there, &app, &Reply::Succeeded.bytes()).await,
         // What was called a success can only be cut off now.
         Err(_) if early => None,
         Err(failure) => {
             dismiss(world, app, &Outcome::of(&failure).reply().bytes()).await;
-            None
+            return None;
         }
-    }
+    };
+    arrived?.join(world, app)
 }
 
 /// Where the client wants to go; else why it isn't served, and what it is told (nothing where it said too little).

@@ -1,6 +1,6 @@
 //! Closing a live connection from outside: the reason is set once, and the task that relays it is woken.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::rc::Rc;
 
 use crate::shard::signal::Signal;
@@ -27,19 +27,20 @@ struct Inner {
     reason: Cell<Option<CloseReason>>,
     watched: Cell<bool>,
     look: Cell<bool>,
-    signal: RefCell<Signal>,
+    /// None until somebody waits.
+    signal: Cell<Option<Signal>>,
 }
 
 impl Closer {
     /// From here on, closing raises this signal.
     pub fn wake(&self, signal: Signal) {
-        *self.0.signal.borrow_mut() = signal;
+        self.0.signal.set(Some(signal));
     }
 
     pub fn close(&self, reason: CloseReason) {
         if self.0.reason.get().is_none() {
             self.0.reason.set(Some(reason));
-            self.0.signal.borrow().raise();
+            self.raise();
         }
     }
 
@@ -53,7 +54,7 @@ impl Closer {
     pub fn look_again(&self) {
         if self.0.watched.get() {
             self.0.look.set(true);
-            self.0.signal.borrow().raise();
+            self.raise();
         }
     }
 
@@ -68,6 +69,16 @@ impl Closer {
 
     /// The signal that closing raises.
     pub fn signal(&self) -> Signal {
-        self.0.signal.borrow().clone()
+        let signal = self.0.signal.take().unwrap_or_default();
+        self.0.signal.set(Some(signal.clone()));
+        signal
+    }
+
+    fn raise(&self) {
+        let signal = self.0.signal.take();
+        if let Some(signal) = &signal {
+            signal.raise();
+        }
+        self.0.signal.set(signal);
     }
 }

@@ -13,6 +13,15 @@ pub enum Way {
     ToClient,
 }
 
+impl Way {
+    pub fn back(self) -> Self {
+        match self {
+            Self::ToServer => Self::ToClient,
+            Self::ToClient => Self::ToServer,
+        }
+    }
+}
+
 /// Shared by whoever moves bytes of the connection.
 pub struct Meter {
     counters: Rc<Counters>,

@@ -29,22 +29,32 @@ pub async fn wait<R: Future, W: Future>(
     let mut polls = 0;
     let woke = poll_fn(|context| {
         polls += 1;
-        if signal.poll(context).is_ready() {
-            return Poll::Ready(Woke::Signal);
-        }
-        if poll_slot(readable.as_mut(), context) {
-            return Poll::Ready(Woke::Readable);
-        }
-        if poll_slot(writable.as_mut(), context) {
-            return Poll::Ready(Woke::Writable);
-        }
-        Poll::Pending
+        poll_first(signal, readable.as_mut(), writable.as_mut(), context)
     })
     .await;
     if polls == 1 && woke != Woke::Signal {
         Box::pin(give_way()).await;
     }
     woke
+}
+
+/// One look at the three, for a task that does its own waiting.
+pub fn poll_first<R: Future, W: Future>(
+    signal: &Signal,
+    readable: Pin<&mut Option<R>>,
+    writable: Pin<&mut Option<W>>,
+    context: &mut Context<'_>,
+) -> Poll<Woke> {
+    if signal.poll(context).is_ready() {
+        return Poll::Ready(Woke::Signal);
+    }
+    if poll_slot(readable, context) {
+        return Poll::Ready(Woke::Readable);
+    }
+    if poll_slot(writable, context) {
+        return Poll::Ready(Woke::Writable);
+    }
+    Poll::Pending
 }
 
 /// The first of two that is ready; the other one is dropped.

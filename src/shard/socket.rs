@@ -6,14 +6,16 @@ use std::io::{self, ErrorKind, IoSlice, IoSliceMut};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use monoio::net::TcpStream;
+use monoio::net::UnixStream;
 
 use crate::base::net::canonical;
 use crate::sys;
 
 /// One connection. Dropping it closes it (with FIN, unless `abort` was called or unread data is left).
 pub struct Socket {
-    stream: TcpStream,
+    /// Of whatever family it is: monoio's TCP stream would keep 72 bytes of addresses that nobody asks it for, this one
+    /// waits just the same, and all else is done on the descriptor.
+    stream: UnixStream,
 }
 
 /// An application that waits until its far side is reached. Dropped before that, it is reset.
@@ -47,16 +49,16 @@ impl Drop for Held {
 impl Socket {
     /// Takes over a non-blocking socket.
     pub fn new(fd: OwnedFd) -> io::Result<Self> {
-        Ok(Self { stream: TcpStream::from_std(std::net::TcpStream::from(fd))? })
+        Ok(Self { stream: UnixStream::from_std(fd.into())? })
     }
 
     /// Waits until a read would tell something: bytes, the end, or an error.
-    pub async fn readable(&self) -> io::Result<()> {
-        self.stream.readable(false).await
+    pub fn readable(&self) -> impl Future<Output = io::Result<()>> {
+        self.stream.readable(false)
     }
 
-    pub async fn writable(&self) -> io::Result<()> {
-        self.stream.writable(false).await
+    pub fn writable(&self) -> impl Future<Output = io::Result<()>> {
+        self.stream.writable(false)
     }
 
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {

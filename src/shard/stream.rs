@@ -15,8 +15,11 @@ use crate::wire::h2::{Code, StreamId};
 pub struct Stream {
     pub id: StreamId,
     pub signal: Signal,
+    /// The way of what the peer sends.
+    pub way: Way,
     tunnel: Weak<Tunnel>,
-    answer: RefCell<Option<Answer>>,
+    /// In a box, since few streams have one, and not for long.
+    answer: Cell<Option<Box<Answer>>>,
     waiting: RefCell<Waiting>,
     sink: RefCell<Option<Sink>>,
     peer_finished: Cell<bool>,
@@ -61,7 +64,6 @@ impl Cut {
 struct Sink {
     socket: Rc<Socket>,
     meter: Rc<Meter>,
-    way: Way,
 }
 
 /// Payload that the application didn't take yet.
@@ -72,12 +74,13 @@ struct Waiting {
 }
 
 impl Stream {
-    pub fn new(id: StreamId, tunnel: Weak<Tunnel>) -> Rc<Self> {
+    pub fn new(id: StreamId, tunnel: Weak<Tunnel>, way: Way) -> Rc<Self> {
         Rc::new(Self {
             id,
             signal: Signal::default(),
+            way,
             tunnel,
-            answer: RefCell::default(),
+            answer: Cell::default(),
             waiting: RefCell::default(),
             sink: RefCell::default(),
             peer_finished: Cell::new(false),
@@ -94,7 +97,7 @@ impl Stream {
     }
 
     pub fn take_answer(&self) -> Option<Answer> {
-        self.answer.take()
+        self.answer.take().map(|answer| *answer)
     }
 
     pub fn cut(&self) -> Option<Cut> {
@@ -122,8 +125,8 @@ impl Stream {
     }
 
     /// From here on payload goes to this socket; what has come already is handed over at once.
-    pub fn attach(&self, socket: Rc<Socket>, meter: Rc<Meter>, way: Way) {
-        *self.sink.borrow_mut() = Some(Sink { socket, meter, way });
+    pub fn attach(&self, socket: Rc<Socket>, meter: Rc<Meter>) {
+        *self.sink.borrow_mut() = Some(Sink { socket, meter });
         self.hand_over_waiting();
     }
 
@@ -180,7 +183,7 @@ impl Stream {
         if bytes == 0 {
             return;
         }
-        sink.meter.add(sink.way, bytes);
+        sink.meter.add(self.way, bytes);
         if let Some(tunnel) = self.tunnel.upgrade() {
             tunnel.consumed(self.id, bytes);
         }
@@ -194,7 +197,7 @@ impl Stream {
     // What follows is called by the tunnel's task only.
 
     pub(super) fn on_answer(&self, answer: Answer) {
-        *self.answer.borrow_mut() = Some(answer);
+        self.answer.set(Some(Box::new(answer)));
         self.signal.raise();
     }
 
@@ -212,7 +215,7 @@ impl Stream {
             match written {
                 Ok(count) => {
                     sent = count;
-                    sink.meter.add(sink.way, count);
+                    sink.meter.add(self.way, count);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use crate::base::limits;
 use crate::shard::batch::Batch;
 use crate::shard::buffers::{Buffers, FRAME_HEADER_BYTES, SLOT_BYTES, SLOT_PAYLOAD_BYTES};
+use crate::shard::meter::Way;
 use crate::shard::pool::Carries;
 use crate::shard::ready::{Woke, give_way, wait};
 use crate::shard::shard::within;
@@ -37,7 +38,8 @@ pub struct Tunnel {
     pub local: SocketAddr,
     pub remote: SocketAddr,
     socket: Socket,
-    buffers: Rc<Buffers>,
+    /// The shard's.
+    pub(super) buffers: Rc<Buffers>,
     stats: Rc<Stats>,
     state: RefCell<State>,
     work: Signal,
@@ -134,7 +136,7 @@ impl Tunnel {
             return Err(CannotOpen::Draining);
         }
         let id = state.http2.open(head)?;
-        let stream = Stream::new(id, Rc::downgrade(self));
+        let stream = Stream::new(id, Rc::downgrade(self), Way::ToClient);
         state.streams.insert(id, stream.clone());
         self.work.raise();
         Ok(stream)
@@ -417,7 +419,7 @@ impl Tunnel {
 
     /// Makes the stream of a request that the peer opened.
     fn adopt(self: &Rc<Self>, id: StreamId) -> Rc<Stream> {
-        let stream = Stream::new(id, Rc::downgrade(self));
+        let stream = Stream::new(id, Rc::downgrade(self), Way::ToServer);
         self.state.borrow_mut().streams.insert(id, stream.clone());
         stream
     }

@@ -18,7 +18,7 @@ use crate::shard::buffers::Buffers;
 use crate::shard::closer::Closer;
 use crate::shard::gate::Gate;
 use crate::shard::link::exchange;
-use crate::shard::meter::{Meter, Way};
+use crate::shard::meter::Meter;
 use crate::shard::relay::{Ending, StreamRelay};
 use crate::shard::rt::{EventLoop, block_on};
 use crate::shard::signal::Signal;
@@ -198,7 +198,6 @@ pub struct Pair {
     /// Relays of both sides are inside.
     pub gate: Rc<Gate>,
     arrived: Rc<(RefCell<VecDeque<Rc<Stream>>>, Signal)>,
-    buffers: Rc<Buffers>,
 }
 
 impl Pair {
@@ -230,7 +229,7 @@ impl Pair {
         let shaking = monoio::spawn(assemble(server_socket, handshake, http2, buffers.clone()));
         let http2 = Connection::client(client, Instant::now());
         let handshake = Handshake::client(client_credential, [identity("server")].as_slice().into()).unwrap();
-        let client = Box::pin(assemble(client_socket, handshake, http2, buffers.clone())).await;
+        let client = Box::pin(assemble(client_socket, handshake, http2, buffers)).await;
         let server = shaking.await;
         let arrived = Rc::new((RefCell::new(VecDeque::new()), Signal::default()));
         let driven = client.clone();
@@ -243,7 +242,7 @@ impl Pair {
             };
             driven.drive(&take).await
         });
-        Self { client, server, client_end, server_end, wire, gate: Rc::default(), arrived, buffers }
+        Self { client, server, client_end, server_end, wire, gate: Rc::default(), arrived }
     }
 
     /// A CONNECT of the client.
@@ -263,16 +262,16 @@ impl Pair {
 
     /// Relays a client's stream that has its answer.
     pub fn relay_near(&self, stream: Rc<Stream>, buffer_bytes: Option<usize>) -> End {
-        self.relay(&self.client, stream, Way::ToServer, buffer_bytes)
+        self.relay(&self.client, stream, buffer_bytes)
     }
 
     /// Answers a stream with 200 and relays it.
     pub fn relay_far(&self, stream: Rc<Stream>, buffer_bytes: Option<usize>) -> End {
         self.server.respond(&stream, 200, None, false);
-        self.relay(&self.server, stream, Way::ToClient, buffer_bytes)
+        self.relay(&self.server, stream, buffer_bytes)
     }
 
-    fn relay(&self, tunnel: &Rc<Tunnel>, stream: Rc<Stream>, way: Way, buffer_bytes: Option<usize>) -> End {
+    fn relay(&self, tunnel: &Rc<Tunnel>, stream: Rc<Stream>, buffer_bytes: Option<usize>) -> End {
         let (inner, outer) = connected(buffer_bytes);
         let closer = Closer::default();
         closer.wake(stream.signal.clone());
@@ -281,8 +280,6 @@ impl Pair {
             stream: stream.clone(),
             tunnel: tunnel.clone(),
             meter: meter(),
-            buffers: self.buffers.clone(),
-            way,
             closer: closer.clone(),
             clean: Cell::new(false),
         });
