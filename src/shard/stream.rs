@@ -153,7 +153,7 @@ impl Stream {
             if waiting.start >= waiting.bytes.len() {
                 let emptied = std::mem::take(&mut *waiting).bytes;
                 if let Some(tunnel) = self.tunnel.upgrade().filter(|_| emptied.capacity() > 0) {
-                    tunnel.buffers().put_spare(emptied);
+                    tunnel.buffers.put_spare(emptied);
                 }
             }
         }
@@ -240,7 +240,7 @@ impl Stream {
         if waiting.bytes.capacity() == 0
             && let Some(tunnel) = self.tunnel.upgrade()
         {
-            waiting.bytes = tunnel.buffers().take_spare();
+            waiting.bytes = tunnel.buffers.take_spare();
         }
         for part in parts {
             let rest = part.get(skip.min(part.len())..).unwrap_or_default();

@@ -106,10 +106,6 @@ impl Tunnel {
         }
     }
 
-    pub(super) fn buffers(&self) -> &Buffers {
-        &self.buffers
-    }
-
     pub fn streams(&self) -> usize {
         self.state.borrow().streams.len()
     }
