@@ -47,8 +47,8 @@ pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
 pub const TICK_MS: u64 = 1_000;
 /// How often a busy shard looks how late its timer is.
 pub const LATENESS_SAMPLE_MS: u64 = 10;
-/// A shard is busy where it works for longer than this in a tick.
-pub const BUSY_MS: u64 = 100;
+/// A shard is busy where it worked for more than one part of so many of its last pause.
+pub const BUSY_PART: u32 = 10;
 /// Pause before a report is posted again to a full mailbox.
 pub const MAILBOX_RETRY_MS: u64 = 10;
 /// How long the end of a pod's tasks may take once they are told.

@@ -141,14 +141,18 @@ pub async fn run(seed: Seed) {
     shard.hand_over_lines();
 }
 
+/// Whether a shard was busy in its last pause, by its thread's CPU time up to then.
+#[derive(Default)]
+struct Pace {
+    busy: bool,
+    worked: Duration,
+}
+
 impl Shard {
     async fn tick_for_ever(&self) {
-        let mut busy = false;
+        let mut pace = Pace::default();
         loop {
-            let worked = proc::thread_usage().cpu;
-            self.pass_a_tick(busy).await;
-            let worked = proc::thread_usage().cpu.saturating_sub(worked);
-            busy = worked > Duration::from_millis(limits::BUSY_MS);
+            self.pass_a_tick(&mut pace).await;
             let now = Instant::now();
             for pod in self.worlds() {
                 pod.tick(now);
@@ -166,15 +170,23 @@ impl Shard {
 
     /// Waits until the next tick. How late a timer is tells how long the loop is busy in one go: a busy shard looks
     /// often, so that no long turn is missed, any other once, so that it isn't woken for that.
-    async fn pass_a_tick(&self, busy: bool) {
-        let millis = if busy { limits::LATENESS_SAMPLE_MS } else { limits::TICK_MS };
-        let pause = Duration::from_millis(millis);
-        for _ in 0..limits::TICK_MS / millis {
+    async fn pass_a_tick(&self, pace: &mut Pace) {
+        let tick = Instant::now() + Duration::from_millis(limits::TICK_MS);
+        loop {
+            let left = tick.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            let sample = Duration::from_millis(limits::LATENESS_SAMPLE_MS);
+            let pause = if pace.busy { sample.min(left) } else { left };
             let due = Instant::now() + pause;
             monoio::time::sleep(pause).await;
             let late = Instant::now().saturating_duration_since(due);
             self.stats.timings.tick_delay.record(late);
             self.longest_stall.set(self.longest_stall.get().max(late));
+            let worked = proc::thread_usage().cpu;
+            pace.busy = worked.saturating_sub(pace.worked) > pause / limits::BUSY_PART;
+            pace.worked = worked;
         }
     }
 

@@ -133,3 +133,27 @@ fn two_thousand_short_connections_from_fifty_threads_all_succeed() {
     }
     baseline.is_back(&world);
 }
+
+#[test]
+fn connections_of_one_pair_of_pods_go_by_tunnels_on_several_shards() {
+    const SHARDS: [&str; 2] = ["shard=\"0\"", "shard=\"1\""];
+    let world = World::start_with(&[("ZTUNNEL_WORKER_THREADS", "2")], |_| {});
+    let _app = Server::start(&world.server, APP_PORT, echo);
+    // All of them on one shard: one case in 2^31.
+    let mut held: Vec<_> = (0..32).map(|_| dial(&world.client, service())).collect();
+    for stream in &mut held {
+        stream.write_all(b"x").unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+    }
+    for (proxy, side) in [(world.near(), "side=\"client\""), (world.far(), "side=\"server\"")] {
+        let page = proxy.metrics().unwrap();
+        let tunnels = SHARDS.map(|shard| page.sum("ringway_tunnels", &[side, shard]));
+        assert!(tunnels.iter().sum::<f64>() >= 2.0, "{side}: {tunnels:?}");
+        let streams = SHARDS.map(|shard| page.sum("ringway_tunnel_streams", &[side, shard]));
+        assert_eq!(streams.iter().sum::<f64>(), 32.0, "{side}: {streams:?}");
+    }
+    let near = world.near().metrics().unwrap();
+    for shard in SHARDS {
+        assert_eq!(near.sum("ringway_tunnels", &["side=\"client\"", shard]), 1.0, "{shard}");
+    }
+}
