@@ -60,7 +60,10 @@ const NOT_APPLICABLE: [(&str, &[&str]); 7] = [
     (
         "the answer has mostly closed the stream before, and what comes late is read over (RFC 9113 section 5.1); a \
          live stream is reset (wire::h2::tests::rules)",
-        &["Sends a WINDOW_UPDATE frame with a flow control window increment of 0 on a stream"],
+        &[
+            "Sends a WINDOW_UPDATE frame with a flow control window increment of 0 on a stream",
+            "Sends multiple WINDOW_UPDATE frames increasing the flow control window to above 2^31-1 on a stream",
+        ],
     ),
     (
         "a peer that breaks a rule is reset behind the GOAWAY, and may see that first",
