@@ -79,11 +79,6 @@ impl Port {
         }
     }
 
-    /// Whether those who call here are the pod's own programs.
-    fn is_for_the_pod(self) -> bool {
-        matches!(self, Self::Outbound | Self::Socks5 | Self::Connect)
-    }
-
     /// Whose sockets these are counted as; queries aren't connections of the mesh.
     fn reporter(self) -> Option<Reporter> {
         match self {
@@ -462,7 +457,8 @@ fn put_up(shard: &Shard, pod: &Pod) -> Result<PutUp, ListenError> {
             // What is accepted inherits these (tcp_create_openreq_child), which saves five calls a connection. Also on
             // 15008, where the reference has none: a peer's node that vanishes must not leave sockets behind.
             tune(listening.fd.as_fd(), settings.keepalive.as_ref());
-            if port.is_for_the_pod() {
+            // Those who call there are the pod's own programs.
+            if port.reporter() == Some(Reporter::Source) {
                 unpace(listening.fd.as_fd());
             }
             port.tell_established(addr, listening.transparent);

@@ -63,6 +63,9 @@ impl Side {
     }
 }
 
+/// Its namespaces: both pods and both nodes.
+const SUFFIXES: [&str; 4] = ["c", "s", "n1", "n2"];
+
 pub struct Topology {
     name: String,
 }
@@ -71,7 +74,7 @@ impl Topology {
     /// `label` tells several topologies of one process apart.
     pub fn build(label: &str, captured: bool) -> Result<Self> {
         let topology = Self { name: format!("{PREFIX}{}-{label}", std::process::id()) };
-        for suffix in ["c", "s", "n1", "n2"] {
+        for suffix in SUFFIXES {
             ip(&["netns", "add", &topology.namespace(suffix)])?;
             topology.batch(suffix, &["link set lo up".into()])?;
             topology.tune(suffix)?;
@@ -97,19 +100,8 @@ impl Topology {
 
     /// Chooses the congestion control of all connections; without this it is the machine's.
     pub fn control_congestion(&self, name: &str) -> Result<()> {
-        for suffix in ["c", "s", "n1", "n2"] {
-            let setting = format!("net.ipv4.tcp_congestion_control={name}");
-            run(
-                Command::new("ip").args([
-                    "netns",
-                    "exec",
-                    &self.namespace(suffix),
-                    "sysctl",
-                    "-qw",
-                    &setting,
-                ]),
-                "",
-            )?;
+        for suffix in SUFFIXES {
+            self.run_in(suffix, &["sysctl", "-qw", &format!("net.ipv4.tcp_congestion_control={name}")], "")?;
         }
         Ok(())
     }
@@ -181,7 +173,7 @@ impl Topology {
              echo ${key#*=} >/proc/sys/net/ipv4/${key%=*}; done; \
              echo 16384 65535 >/proc/sys/net/ipv4/ip_local_port_range; \
              echo 4096 >/proc/sys/net/core/somaxconn";
-        run(Command::new("ip").args(["netns", "exec", &self.namespace(suffix), "sh", "-ec", settings]), "")
+        self.run_in(suffix, &["sh", "-ec", settings], "")
     }
 
     fn capture(&self, side: Side) -> Result<()> {
@@ -193,8 +185,11 @@ impl Topology {
                 "rule add fwmark 0x111/0xfff pref 32764 lookup 100".into(),
             ],
         )?;
-        let restore = ["netns", "exec", &self.namespace(suffix), "iptables-restore", "--noflush"];
-        run(Command::new("ip").args(restore), RULES)
+        self.run_in(suffix, &["iptables-restore", "--noflush"], RULES)
+    }
+
+    fn run_in(&self, suffix: &str, command: &[&str], input: &str) -> Result<()> {
+        run(Command::new("ip").args(["netns", "exec", &self.namespace(suffix)]).args(command), input)
     }
 
     fn batch(&self, suffix: &str, lines: &[String]) -> Result<()> {
@@ -205,7 +200,7 @@ impl Topology {
 
 impl Drop for Topology {
     fn drop(&mut self) {
-        for suffix in ["c", "s", "n1", "n2"] {
+        for suffix in SUFFIXES {
             // Best effort: what stays is removed by the next start.
             let _ = ip(&["netns", "del", &self.namespace(suffix)]);
         }

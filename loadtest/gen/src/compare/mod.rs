@@ -277,7 +277,8 @@ pub fn prepare(load_cpu: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-fn sysctl(key: &str) -> String {
+/// A setting of the kernel, by its path below /proc/sys; empty where there is none.
+pub fn sysctl(key: &str) -> String {
     std::fs::read_to_string(format!("/proc/sys/{key}")).unwrap_or_default().trim().to_owned()
 }
 

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use ringway_standin::generate::Fleet;
 use serde::Serialize;
 
-use crate::compare::{prepare, print, progress};
+use crate::compare::{prepare, print, progress, sysctl};
 use parts::{Figures, PROBES, Size, median};
 use stage::Stage;
 
@@ -112,7 +112,7 @@ impl Control {
             }));
         }
         let report = Report {
-            kernel: std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default().trim().into(),
+            kernel: sysctl("kernel/osrelease"),
             cpus: std::thread::available_parallelism().map_or(0, usize::from),
             workloads: size.fleet.workloads,
             services: size.fleet.services,
