@@ -141,11 +141,24 @@ pub async fn run(seed: Seed) {
     shard.hand_over_lines();
 }
 
-/// Whether a shard was busy in its last pause, by its thread's CPU time up to then.
+/// Whether a shard is busy, by its thread's CPU time: it stays so until several looks in a row found it idle, since a
+/// single pause tells little where other threads want the same core.
 #[derive(Default)]
 struct Pace {
-    busy: bool,
+    looks_left: u32,
     worked: Duration,
+}
+
+impl Pace {
+    fn pause(&self, left: Duration) -> Duration {
+        if self.looks_left > 0 { left.min(Duration::from_millis(limits::LATENESS_SAMPLE_MS)) } else { left }
+    }
+
+    fn paused(&mut self, pause: Duration, worked: Duration) {
+        let busy = worked.saturating_sub(self.worked) > pause / limits::BUSY_PART;
+        self.looks_left = if busy { limits::BUSY_LOOKS } else { self.looks_left.saturating_sub(1) };
+        self.worked = worked;
+    }
 }
 
 impl Shard {
@@ -177,16 +190,13 @@ impl Shard {
             if left.is_zero() {
                 return;
             }
-            let sample = Duration::from_millis(limits::LATENESS_SAMPLE_MS);
-            let pause = if pace.busy { sample.min(left) } else { left };
+            let pause = pace.pause(left);
             let due = Instant::now() + pause;
             monoio::time::sleep(pause).await;
             let late = Instant::now().saturating_duration_since(due);
             self.stats.timings.tick_delay.record(late);
             self.longest_stall.set(self.longest_stall.get().max(late));
-            let worked = proc::thread_usage().cpu;
-            pace.busy = worked.saturating_sub(pace.worked) > pause / limits::BUSY_PART;
-            pace.worked = worked;
+            pace.paused(pause, proc::thread_usage().cpu);
         }
     }
 
@@ -273,4 +283,26 @@ impl Shard {
 /// The outcome, or `None` after so many milliseconds.
 pub async fn within<R>(deadline_ms: u64, work: impl Future<Output = R>) -> Option<R> {
     monoio::time::timeout(Duration::from_millis(deadline_ms), work).await.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_busy_shard_looks_often_until_it_was_idle_for_several_looks() {
+        let (tick, sample) = (Duration::from_secs(1), Duration::from_millis(limits::LATENESS_SAMPLE_MS));
+        let mut pace = Pace::default();
+        pace.paused(tick, Duration::from_millis(50));
+        assert_eq!(pace.pause(tick), tick, "a twentieth of its time isn't busy");
+        pace.paused(tick, Duration::from_millis(250));
+        assert_eq!(pace.pause(tick), sample);
+        assert_eq!(pace.pause(sample / 2), sample / 2, "no longer than to the tick");
+        for _ in 1..limits::BUSY_LOOKS {
+            pace.paused(sample, Duration::from_millis(250));
+            assert_eq!(pace.pause(tick), sample);
+        }
+        pace.paused(sample, Duration::from_millis(250));
+        assert_eq!(pace.pause(tick), tick);
+    }
 }

@@ -193,7 +193,7 @@ fn a_busy_shard_lets_nothing_else_wait_for_long() {
             "{} MB, timers at most 5 ms late: {soon} of {count}, the longest {longest} s",
             bytes >> 20
         ));
-        assert!(count > 100.0, "a busy shard looks often: {count}");
+        assert!(count > 50.0, "a busy shard looks often: {count}");
         assert!(soon > count * SOON, "{soon} of {count} were at most 5 ms late");
     }
 }
