@@ -48,7 +48,7 @@ pub const TICK_MS: u64 = 1_000;
 /// How often a busy shard looks how late its timer is.
 pub const LATENESS_SAMPLE_MS: u64 = 10;
 /// A shard is busy where it worked for more than one part of so many of its last pause.
-pub const BUSY_PART: u32 = 10;
+pub const BUSY_PART: u32 = 20;
 /// So many looks in a row that find it idle, and it isn't busy any more.
 pub const BUSY_LOOKS: u32 = 10;
 /// Pause before a report is posted again to a full mailbox.

@@ -293,16 +293,17 @@ mod tests {
     fn a_busy_shard_looks_often_until_it_was_idle_for_several_looks() {
         let (tick, sample) = (Duration::from_secs(1), Duration::from_millis(limits::LATENESS_SAMPLE_MS));
         let mut pace = Pace::default();
-        pace.paused(tick, Duration::from_millis(50));
-        assert_eq!(pace.pause(tick), tick, "a twentieth of its time isn't busy");
-        pace.paused(tick, Duration::from_millis(250));
+        let idle = tick / limits::BUSY_PART;
+        pace.paused(tick, idle);
+        assert_eq!(pace.pause(tick), tick);
+        pace.paused(tick, 3 * idle);
         assert_eq!(pace.pause(tick), sample);
         assert_eq!(pace.pause(sample / 2), sample / 2, "no longer than to the tick");
         for _ in 1..limits::BUSY_LOOKS {
-            pace.paused(sample, Duration::from_millis(250));
+            pace.paused(sample, 3 * idle);
             assert_eq!(pace.pause(tick), sample);
         }
-        pace.paused(sample, Duration::from_millis(250));
+        pace.paused(sample, 3 * idle);
         assert_eq!(pace.pause(tick), tick);
     }
 }
