@@ -21,9 +21,24 @@ use crate::wire::profile::{Builder, HeapDump, Place};
 /// The signal and its handler are the process's.
 static ONE_AT_A_TIME: Semaphore = Semaphore::const_new(1);
 
-/// The allocator's own functions, and those between it and who asks for memory.
-const ALLOCATORS: &str = "_rjem_.*|__rustc::.*|__rust_.*|.*GlobalAlloc.*|alloc|alloc_zeroed|realloc|\
-    alloc::alloc::.*|.*alloc::raw_vec::.*|.*RawVec.*|alloc_impl.*|exchange_malloc.*";
+/// The allocator's own functions, and those between it and who asks for memory. A stack is cut at the first one from
+/// the thread's start on, so each name is as narrow as can be.
+const ALLOCATORS: [&str; 14] = [
+    "_rjem_.*",
+    "__rustc::.*",
+    "__rust_alloc",
+    "__rust_alloc_zeroed",
+    "__rust_realloc",
+    ".*GlobalAlloc.*",
+    "alloc",
+    "alloc_zeroed",
+    "realloc",
+    "alloc_impl.*",
+    "alloc::alloc::.*",
+    ".*alloc::raw_vec::.*",
+    ".*RawVec.*",
+    "exchange_malloc.*",
+];
 
 /// `/debug/pprof/profile`: the stacks of all threads while they use the CPU.
 pub(super) async fn cpu(query: &str) -> Reply {
@@ -143,7 +158,7 @@ fn heap_profile() -> Result<Vec<u8>, String> {
     let period = i64::try_from(dump.period_bytes).unwrap_or(i64::MAX);
     let measures = [("inuse_objects", "count"), ("inuse_space", "bytes")];
     let mut profile = Builder::new(&measures, (("space", "bytes"), period), places_of);
-    profile.leave_out(ALLOCATORS);
+    profile.leave_out(&ALLOCATORS.join("|"));
     for stack in &dump.stacks {
         let addresses = stack.addresses.iter().map(|address| address.saturating_sub(1));
         profile.add(addresses, &stack.estimate(dump.period_bytes), None);

@@ -85,3 +85,26 @@ fn parameters_are_checked_as_the_reference_does() {
     // The tests run on the system's allocator.
     assert_eq!(body(heap_profiling("")), "jemalloc profiling is not enabled\n");
 }
+
+#[test]
+fn only_the_allocators_own_functions_are_left_out_of_heap_profiles() {
+    let is_left_out = |name: &str| {
+        ALLOCATORS.iter().any(|pattern| {
+            let (head, tail) = (pattern.starts_with(".*"), pattern.ends_with(".*"));
+            let middle = pattern.trim_start_matches(".*").trim_end_matches(".*");
+            match (head, tail) {
+                (false, false) => name == middle,
+                (false, true) => name.starts_with(middle),
+                (true, false) => name.ends_with(middle),
+                (true, true) => name.contains(middle),
+            }
+        })
+    };
+    for inner in ["_rjem_je_prof_backtrace", "__rust_alloc", "<alloc::raw_vec::RawVecInner>::finish_grow"] {
+        assert!(is_left_out(inner), "{inner}");
+    }
+    // At the start of every thread's stack.
+    for outer in ["__rust_begin_short_backtrace", "std::sys::backtrace::__rust_begin_short_backtrace"] {
+        assert!(!is_left_out(outer), "{outer}");
+    }
+}
