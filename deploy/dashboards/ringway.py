@@ -106,6 +106,12 @@ ROWS = {
             "How late a shard's timer of one second fires: what else its connections wait for.",
             spread("ringway_shard_tick_delay_seconds", "pod"),
         ),
+        (
+            "Shards without a CPU",
+            "s",
+            "Seconds a second in which shards could have run and others had the CPU.",
+            [(rate("ringway_shard_cpu_wait_seconds_total", "pod, shard"), "{{pod}} {{shard}}")],
+        ),
         ("DNS", "s", "From question to answer, forwarded or not.", spread("ringway_dns_request_seconds")),
     ],
     "Tunnels": [

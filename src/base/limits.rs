@@ -45,6 +45,10 @@ pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
 // shard
 /// How often deadlines of tunnels and half-closed connections are looked at, while there are any.
 pub const TICK_MS: u64 = 1_000;
+/// Ticks after a busy time in which free memory is given back: a burst's surplus tunnels have gone by then.
+pub const COOLING_TICKS: u32 = 15;
+/// The same after any other time, before a shard is at rest: the allocator keeps free pages for one.
+pub const COOLING_LEAST_TICKS: u32 = 2;
 /// How often a busy shard looks how late its timer is.
 pub const LATENESS_SAMPLE_MS: u64 = 10;
 /// A shard is busy where it worked for more than one part of so many of its last pause.
@@ -78,6 +82,8 @@ pub const TUNNEL_TRIES: usize = 4;
 /// Tunnels without a stream that one address may keep up to one pod, on one shard: a burst of 50,000 streams leaves so
 /// many. Those unused for longest are told to go.
 pub const IDLE_TUNNELS_A_PEER: usize = 500;
+/// A tunnel that has had no stream for so long goes where another one of its key has none either.
+pub const SURPLUS_TUNNEL_MS: u64 = 10_000;
 // control: the control thread, the CNI agent, the certificate authority, the servers.
 
 /// One message of the CNI agent, and one answer: both sides read into a buffer of this size.

@@ -146,6 +146,8 @@ pub struct Work {
     pub parks: u64,
     /// Tasks inside the gates of its pods: connections, requests, tunnels of peers, accept loops.
     pub tasks: u64,
-    /// The most that its timer was late, in seconds.
+    /// The most that its timer was late while it had a CPU, in seconds.
     pub longest_stall_s: f64,
+    /// How long it could have run and had no CPU, in seconds; 0 where the kernel doesn't tell.
+    pub cpu_wait_s: f64,
 }

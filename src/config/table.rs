@@ -311,7 +311,12 @@ pub const VARIABLES: &[Variable] = &[
         Is("100"),
         "Connections that share one HBONE tunnel.",
     ),
-    row("POOL_UNUSED_RELEASE_TIMEOUT", Kind::Duration, Is("5m"), "How long an idle tunnel is kept."),
+    row(
+        "POOL_UNUSED_RELEASE_TIMEOUT",
+        Kind::Duration,
+        Is("5m"),
+        "How long an idle tunnel is kept; of several to one destination, all but one go after 10s.",
+    ),
     row("HTTP2_STREAM_WINDOW_SIZE", WINDOW, Is("4194304"), "Flow-control window of a stream, bytes."),
     row("HTTP2_CONNECTION_WINDOW_SIZE", WINDOW, Is("16777216"), "Flow-control window of a tunnel, bytes."),
     row("HTTP2_FRAME_SIZE", Kind::Number(16_384, 16_777_215), Is("1048576"), "Largest frame we take, bytes."),

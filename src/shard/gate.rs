@@ -10,6 +10,7 @@ use std::task::{Context, Poll, Waker};
 use pin_project_lite::pin_project;
 use slab::Slab;
 
+use crate::shard::shrink::shrink;
 use crate::shard::signal::Broadcast;
 
 /// See above.
@@ -41,6 +42,11 @@ impl Gate {
 
     pub fn is_closed(&self) -> bool {
         self.closed.get()
+    }
+
+    /// Called about once a second.
+    pub fn tick(&self) {
+        shrink(&mut self.waiters.borrow_mut());
     }
 
     pub fn inside(&self) -> usize {

@@ -11,6 +11,7 @@ pub mod flows;
 pub mod gate;
 pub mod half_close;
 mod handover;
+mod lateness;
 pub mod link;
 pub mod meter;
 pub mod nested;
@@ -26,6 +27,7 @@ pub mod relay;
 pub mod rt;
 #[expect(clippy::module_inception, reason = "the shard itself; its parts stand beside it")]
 mod shard;
+mod shrink;
 pub mod signal;
 pub mod socket;
 pub mod spares;

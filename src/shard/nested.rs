@@ -49,6 +49,14 @@ impl Carries for Nested {
         self.is_spent() || self.tunnel.is_finished()
     }
 
+    fn idle_since(&self) -> Option<Instant> {
+        self.tunnel.idle_since()
+    }
+
+    fn drain(&self) {
+        self.tunnel.drain();
+    }
+
     fn abort(&self) {
         self.tunnel.abort();
     }

@@ -303,8 +303,9 @@ impl PodWorld {
             tunnel.tick(now, *idle_release);
         }
         self.drain_surplus();
-        self.pool.tick();
-        self.nested.tick();
+        self.gate.tick();
+        self.pool.tick(now);
+        self.nested.tick(now);
         self.spares.tick();
         self.dns.tick();
     }

@@ -7,7 +7,9 @@ use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use crate::base::limits;
 use crate::base::text::Text;
 use crate::mesh::identity::Identity;
 use crate::shard::failure::Failure;
@@ -38,6 +40,10 @@ pub trait Carries: 'static {
     fn has_room(&self) -> bool;
     /// No new stream will ever be opened here.
     fn is_finished(&self) -> bool;
+    /// Since when it has had no stream; none while it has one, or is going away.
+    fn idle_since(&self) -> Option<Instant>;
+    /// No new streams; those that are open go on.
+    fn drain(&self);
     fn abort(&self);
 }
 
@@ -154,8 +160,11 @@ impl<T: Carries> Pool<T> {
     }
 
     /// Looks after all of it; called about once a second.
-    pub fn tick(&self) {
-        self.keys.borrow_mut().retain(|_, slot| !slot.is_unused());
+    pub fn tick(&self, now: Instant) {
+        self.keys.borrow_mut().retain(|_, slot| {
+            slot.let_surplus_go(now);
+            !slot.is_unused()
+        });
     }
 
     /// Whether it knows no peer.
@@ -267,6 +276,19 @@ impl<T: Carries> Slot<T> {
         {
             waiter.signal.raise();
         }
+    }
+
+    /// Of the tunnels without a stream one is kept for whoever comes next. The others are what a burst left: they go
+    /// soon, not only when the last one does.
+    fn let_surplus_go(&self, now: Instant) {
+        let enough = Duration::from_millis(limits::SURPLUS_TUNNEL_MS);
+        let is_surplus = |pooled: &Pooled<T>| {
+            let idle = pooled.tunnel.idle_since().map(|since| now.saturating_duration_since(since));
+            pooled.taken.get() == 0 && idle.is_some_and(|idle| idle > enough)
+        };
+        let tunnels = self.tunnels.borrow();
+        let idle: Vec<_> = tunnels.iter().filter(|pooled| is_surplus(pooled)).collect();
+        idle.iter().skip(1).for_each(|pooled| pooled.tunnel.drain());
     }
 
     fn is_unused(&self) -> bool {

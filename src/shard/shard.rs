@@ -21,12 +21,14 @@ use crate::mesh::seen::Seen;
 use crate::shard::buffers::Buffers;
 use crate::shard::dns::Datagram;
 use crate::shard::flows::Flows;
+use crate::shard::lateness::Lateness;
 use crate::shard::orders;
 use crate::shard::pod::{Accepted, PodWorld, Port};
 use crate::shard::signal::{Broadcast, Signal};
 use crate::shard::stats::Stats;
 use crate::shard::table::Table;
 use crate::shard::told::Told;
+use crate::sys::heap;
 use crate::sys::proc::{self, DescriptorRoom};
 use crate::tls::revocation::Revocations;
 
@@ -93,8 +95,7 @@ pub struct Shard {
     pub(super) identities: Arc<Identities>,
     pub(super) absent: Arc<Absent>,
     pub(super) hosts: Arc<Hosts>,
-    /// The most that the tick was late.
-    longest_stall: Cell<Duration>,
+    lateness: Lateness,
     /// Raised when a connection or a query has come: there may be deadlines again.
     stirred: Signal,
     lines: LineSink,
@@ -129,7 +130,7 @@ pub async fn run(seed: Seed) {
         identities: seed.identities,
         absent: seed.absent,
         hosts: seed.hosts,
-        longest_stall: Cell::default(),
+        lateness: Lateness::new(),
         stirred: Signal::default(),
         seen: RefCell::default(),
         lines: seed.lines,
@@ -141,31 +142,11 @@ pub async fn run(seed: Seed) {
     shard.hand_over_lines();
 }
 
-/// Whether a shard is busy, by its thread's CPU time: it stays so until several looks in a row found it idle, since a
-/// single pause tells little where other threads want the same core.
-#[derive(Default)]
-struct Pace {
-    looks_left: u32,
-    worked: Duration,
-}
-
-impl Pace {
-    fn pause(&self, left: Duration) -> Duration {
-        if self.looks_left > 0 { left.min(Duration::from_millis(limits::LATENESS_SAMPLE_MS)) } else { left }
-    }
-
-    fn paused(&mut self, pause: Duration, worked: Duration) {
-        let busy = worked.saturating_sub(self.worked) > pause / limits::BUSY_PART;
-        self.looks_left = if busy { limits::BUSY_LOOKS } else { self.looks_left.saturating_sub(1) };
-        self.worked = worked;
-    }
-}
-
 impl Shard {
     async fn tick_for_ever(&self) {
-        let mut pace = Pace::default();
+        let mut cooling = limits::COOLING_LEAST_TICKS;
         loop {
-            self.pass_a_tick(&mut pace).await;
+            self.lateness.pass_a_tick(&self.stats.timings.tick_delay).await;
             let now = Instant::now();
             for pod in self.worlds() {
                 pod.tick(now);
@@ -173,30 +154,17 @@ impl Shard {
             self.table.tick();
             self.buffers.shed_spare();
             self.hand_over_lines();
-            if self.is_at_rest() {
+            if self.lateness.is_busy() {
+                cooling = limits::COOLING_TICKS;
+            } else if cooling > 0 {
+                cooling -= 1;
+                heap::give_back();
+            } else if self.is_at_rest() {
                 self.buffers.give_back();
                 self.datagram.take();
                 self.stirred.wait().await;
+                cooling = limits::COOLING_LEAST_TICKS;
             }
-        }
-    }
-
-    /// Waits until the next tick. How late a timer is tells how long the loop is busy in one go: a busy shard looks
-    /// often, so that no long turn is missed, any other once, so that it isn't woken for that.
-    async fn pass_a_tick(&self, pace: &mut Pace) {
-        let tick = Instant::now() + Duration::from_millis(limits::TICK_MS);
-        loop {
-            let left = tick.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return;
-            }
-            let pause = pace.pause(left);
-            let due = Instant::now() + pause;
-            monoio::time::sleep(pause).await;
-            let late = Instant::now().saturating_duration_since(due);
-            self.stats.timings.tick_delay.record(late);
-            self.longest_stall.set(self.longest_stall.get().max(late));
-            pace.paused(pause, proc::thread_usage().cpu);
         }
     }
 
@@ -233,7 +201,8 @@ impl Shard {
         let usage = proc::thread_usage();
         told.work.busy_s = usage.cpu.as_secs_f64();
         told.work.parks = usage.voluntary_switches;
-        told.work.longest_stall_s = self.longest_stall.get().as_secs_f64();
+        told.work.longest_stall_s = self.lateness.longest_stall().as_secs_f64();
+        told.work.cpu_wait_s = self.lateness.cpu_wait().as_secs_f64();
         told
     }
 
@@ -283,27 +252,4 @@ impl Shard {
 /// The outcome, or `None` after so many milliseconds.
 pub async fn within<R>(deadline_ms: u64, work: impl Future<Output = R>) -> Option<R> {
     monoio::time::timeout(Duration::from_millis(deadline_ms), work).await.ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_busy_shard_looks_often_until_it_was_idle_for_several_looks() {
-        let (tick, sample) = (Duration::from_secs(1), Duration::from_millis(limits::LATENESS_SAMPLE_MS));
-        let mut pace = Pace::default();
-        let idle = tick / limits::BUSY_PART;
-        pace.paused(tick, idle);
-        assert_eq!(pace.pause(tick), tick);
-        pace.paused(tick, 3 * idle);
-        assert_eq!(pace.pause(tick), sample);
-        assert_eq!(pace.pause(sample / 2), sample / 2, "no longer than to the tick");
-        for _ in 1..limits::BUSY_LOOKS {
-            pace.paused(sample, 3 * idle);
-            assert_eq!(pace.pause(tick), sample);
-        }
-        pace.paused(sample, 3 * idle);
-        assert_eq!(pace.pause(tick), tick);
-    }
 }

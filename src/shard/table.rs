@@ -21,6 +21,7 @@ use crate::mesh::workload::Workload;
 use crate::shard::closer::{CloseReason, Closer};
 use crate::shard::flows::Describe;
 use crate::shard::meter::Meter;
+use crate::shard::shrink::shrink;
 use crate::wire::access_log::Direction;
 
 /// One live connection.
@@ -73,7 +74,8 @@ pub struct Table {
 /// Connections that came to one workload, or all outbound ones.
 #[derive(Default)]
 pub struct Group {
-    entries: RefCell<Slab<Entry>>,
+    /// Each in a box of its own, so that many at once leave little room behind.
+    entries: RefCell<Slab<Box<Entry>>>,
     /// How many came for what, by where they came to and what they asked for.
     asked: RefCell<HashMap<(IpAddr, IpAddr), usize, foldhash::fast::RandomState>>,
     reached: RefCell<Option<Reached>>,
@@ -120,7 +122,7 @@ impl Table {
         if let Some(asked) = entry.foreign() {
             *group.asked.borrow_mut().entry(asked).or_default() += 1;
         }
-        let key = group.entries.borrow_mut().insert(entry);
+        let key = group.entries.borrow_mut().insert(Box::new(entry));
         Entered { table: self.clone(), group, key }
     }
 
@@ -137,7 +139,9 @@ impl Table {
     pub fn tick(&self) {
         self.inbound.borrow_mut().retain(|_, group| !group.entries.borrow().is_empty());
         for group in self.groups() {
-            group.entries.borrow().iter().for_each(|(_, entry)| entry.closer.look_again());
+            let mut entries = group.entries.borrow_mut();
+            entries.iter().for_each(|(_, entry)| entry.closer.look_again());
+            shrink(&mut entries);
         }
     }
 
@@ -252,10 +256,10 @@ impl Group {
     }
 
     /// The same for all entries.
-    pub fn slice(&self, from: usize, count: usize, look: impl FnMut(&Entry)) -> Option<usize> {
+    pub fn slice(&self, from: usize, count: usize, mut look: impl FnMut(&Entry)) -> Option<usize> {
         let entries = self.entries.borrow();
         let end = from.saturating_add(count);
-        (from..end.min(entries.capacity())).filter_map(|key| entries.get(key)).for_each(look);
+        (from..end.min(entries.capacity())).filter_map(|key| entries.get(key)).for_each(|entry| look(entry));
         (end < entries.capacity()).then_some(end)
     }
 }

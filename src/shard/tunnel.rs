@@ -117,13 +117,6 @@ impl Tunnel {
         state.backlog.len().saturating_sub(state.sent) + unread
     }
 
-    /// Since when it has had no stream; none while it has one, or is going away.
-    pub(super) fn idle_since(&self) -> Option<Instant> {
-        let state = self.state.borrow();
-        let idle = state.streams.is_empty() && state.end.is_none() && !state.http2.is_draining();
-        idle.then_some(state.used)
-    }
-
     /// Sends a CONNECT; the answer arrives at the stream.
     pub fn open(self: &Rc<Self>, head: &ConnectHead<'_>) -> Result<Rc<Stream>, CannotOpen> {
         let mut state = self.state.borrow_mut();
@@ -244,12 +237,6 @@ impl Tunnel {
         if !state.http2.output().is_empty() {
             self.work.raise();
         }
-    }
-
-    /// No new streams; those that are open go on.
-    pub fn drain(&self) {
-        self.state.borrow_mut().http2.goaway();
-        self.work.raise();
     }
 
     /// Ends the tunnel and all its streams because its peer's certificate is revoked. False where it had ended before.
@@ -485,6 +472,17 @@ impl Carries for Tunnel {
     fn is_finished(&self) -> bool {
         let state = self.state.borrow();
         state.end.is_some() || state.http2.is_draining()
+    }
+
+    fn idle_since(&self) -> Option<Instant> {
+        let state = self.state.borrow();
+        let idle = state.streams.is_empty() && state.end.is_none() && !state.http2.is_draining();
+        idle.then_some(state.used)
+    }
+
+    fn drain(&self) {
+        self.state.borrow_mut().http2.goaway();
+        self.work.raise();
     }
 
     /// Ends the tunnel and all its streams now.

@@ -121,6 +121,9 @@ impl State {
             if self.backlog.is_empty() {
                 self.backlog = Vec::new();
             }
+            if self.http2.output().is_empty() {
+                *self.http2.output() = Vec::new();
+            }
             self.streams.shrink_to(8);
             self.read_bytes = FIRST_READ_BYTES;
         }

@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
@@ -42,6 +43,29 @@ pub fn thread_usage() -> ThreadUsage {
     ThreadUsage {
         cpu: time(usage.ru_utime) + time(usage.ru_stime),
         voluntary_switches: u64::try_from(usage.ru_nvcsw).unwrap_or_default(),
+    }
+}
+
+/// How long one thread could have run and had no CPU: run_delay of /proc/PID/task/TID/schedstat, which stays open.
+pub struct CpuWait(Option<File>);
+
+impl CpuWait {
+    /// Of the calling thread, whoever asks later.
+    pub fn of_this_thread() -> Self {
+        Self(File::open("/proc/thread-self/schedstat").ok())
+    }
+
+    /// Zero where the kernel doesn't tell it (CONFIG_SCHED_INFO).
+    pub fn so_far(&self) -> Duration {
+        self.read().map_or(Duration::ZERO, Duration::from_nanos)
+    }
+
+    fn read(&self) -> Option<u64> {
+        // Three numbers of at most twenty digits.
+        let mut line = [0; 64];
+        let length = self.0.as_ref()?.read_at(&mut line, 0).ok()?;
+        let line = std::str::from_utf8(line.get(..length)?).ok()?;
+        line.split_ascii_whitespace().nth(1)?.parse().ok()
     }
 }
 
@@ -174,6 +198,26 @@ mod tests {
         while thread_usage().cpu < before.cpu + Duration::from_millis(20) {}
         std::thread::sleep(Duration::from_millis(1));
         assert!(thread_usage().voluntary_switches > before.voluntary_switches);
+    }
+
+    #[test]
+    fn a_thread_that_shares_its_cpu_waits_for_it() {
+        let one = rustix::thread::sched_getaffinity(None).unwrap();
+        let first = (0..1_024).find(|cpu| one.is_set(*cpu)).unwrap();
+        let mut only = rustix::thread::CpuSet::new();
+        only.set(first);
+        let spin = move || {
+            rustix::thread::sched_setaffinity(None, &only).unwrap();
+            let (waited, until) =
+                (CpuWait::of_this_thread(), thread_usage().cpu + Duration::from_millis(100));
+            let before = waited.so_far();
+            while thread_usage().cpu < until {}
+            waited.so_far() - before
+        };
+        let threads = [std::thread::spawn(spin), std::thread::spawn(spin)];
+        let waited: Duration = threads.map(|thread| thread.join().unwrap()).iter().sum();
+        assert!(waited > Duration::from_millis(50), "{waited:?}");
+        assert_eq!(CpuWait(None).so_far(), Duration::ZERO);
     }
 
     #[test]

@@ -25,7 +25,13 @@ const SHARD_BUSY: Family =
 const LONGEST_STALL: Family = gauge(
     "ringway_shard_longest_stall_seconds",
     "shard",
-    "The most that a timer of a shard was late since the start.",
+    "The most that a timer of a shard was late since the start, less the time for which its thread had no CPU.",
+)
+.in_unit("seconds");
+const CPU_WAIT: Family = counter(
+    "ringway_shard_cpu_wait_seconds",
+    "shard",
+    "How long a shard's thread could have run and had no CPU, since others had it.",
 )
 .in_unit("seconds");
 const POD_SOCKETS: Family = gauge(
@@ -87,13 +93,14 @@ const RECORDED: [Family; 9] = [
 ];
 
 #[cfg(test)]
-const SINGLE: [Family; 14] = [
+const SINGLE: [Family; 15] = [
     EVENT_LOOP,
     AEAD,
     SHARDS,
     ANSWERING,
     SHARD_BUSY,
     LONGEST_STALL,
+    CPU_WAIT,
     LINES_DROPPED,
     POD_SOCKETS,
     PODS_WITHOUT_WORKLOAD,
@@ -146,6 +153,10 @@ fn process(page: &mut Page<'_>, scrape: &Scrape) {
     page.family(&LONGEST_STALL);
     for shard in stats {
         page.sample(&[&shard.shard.to_string()], shard.work.longest_stall_s);
+    }
+    page.family(&CPU_WAIT);
+    for shard in stats {
+        page.sample(&[&shard.shard.to_string()], shard.work.cpu_wait_s);
     }
     page.family(&LINES_DROPPED);
     page.sample(&[], scrape.sources.lines.dropped());

@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+use std::time::{Duration, Instant};
 
 use crate::shard::failure::Failure;
 use crate::shard::pool::{Carries, Key, Pool, Reservation};
@@ -20,6 +21,7 @@ struct Carrier {
     taken: Cell<usize>,
     finished: Cell<bool>,
     aborted: Cell<bool>,
+    up_since: Instant,
 }
 
 impl Carries for Carrier {
@@ -33,6 +35,15 @@ impl Carries for Carrier {
 
     fn is_finished(&self) -> bool {
         self.finished.get()
+    }
+
+    fn idle_since(&self) -> Option<Instant> {
+        (self.taken.get() == 0 && !self.finished.get()).then_some(self.up_since)
+    }
+
+    fn drain(&self) {
+        assert_eq!(self.taken.get(), 0, "nobody's stream is in the way");
+        self.finished.set(true);
     }
 
     fn abort(&self) {
@@ -97,7 +108,7 @@ fn key() -> Key {
 
 fn carrier(most: usize) -> Rc<Carrier> {
     let (finished, aborted) = (Cell::new(false), Cell::new(false));
-    Rc::new(Carrier { most, taken: Cell::new(0), finished, aborted })
+    Rc::new(Carrier { most, taken: Cell::new(0), finished, aborted, up_since: Instant::now() })
 }
 
 fn refused(text: &str) -> Failure {
@@ -263,7 +274,7 @@ async fn step(simulation: &mut Simulation, random: &mut fastrand::Rng) {
         }
         9 if !simulation.carriers.is_empty() => {
             simulation.carriers[random.usize(0..simulation.carriers.len())].finished.set(true);
-            simulation.pool.tick();
+            simulation.pool.tick(Instant::now() + Duration::from_secs(random.u64(0..20)));
         }
         _ => {}
     }
@@ -357,5 +368,32 @@ fn a_peer_that_takes_no_streams_is_not_dialled_for_ever() {
         simulation.settle().await;
         assert_eq!(simulation.failures, ["h2 failed: the peer takes no streams"; 3]);
         assert_eq!(simulation.dialled.get(), 1);
+    });
+}
+
+#[test]
+fn of_the_tunnels_that_a_burst_left_one_stays() {
+    simulate(async || {
+        let mut simulation = Simulation::new(10);
+        (0..40).for_each(|_| simulation.call());
+        (0..4).for_each(|_| simulation.succeed(0, usize::MAX));
+        simulation.settle().await;
+        assert_eq!(simulation.held.len(), 40);
+        let up = |simulation: &Simulation| {
+            simulation.carriers.iter().filter(|carrier| !carrier.finished.get()).count()
+        };
+        let now = Instant::now();
+        while simulation.held.len() > 1 {
+            simulation.give_back(0);
+        }
+        simulation.pool.tick(now + Duration::from_secs(9));
+        assert_eq!(up(&simulation), 4, "not at once");
+        simulation.pool.tick(now + Duration::from_secs(11));
+        assert_eq!(up(&simulation), 2, "the one in use, and one for the next call");
+        simulation.give_back(0);
+        simulation.pool.tick(now + Duration::from_secs(11));
+        assert_eq!(up(&simulation), 1);
+        simulation.call();
+        assert_eq!((simulation.held.len(), simulation.dialled.get()), (1, 4));
     });
 }

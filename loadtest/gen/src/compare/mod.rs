@@ -10,7 +10,7 @@ mod wire;
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
@@ -197,14 +197,15 @@ impl Compare {
     }
 
     fn size(&self) -> (u32, Size) {
-        let (rounds, seconds, held) = match (self.smoke, self.quick) {
-            (true, _) => (1, 1.0, 200),
-            (false, true) => (2, 1.5, 2_000),
-            (false, false) => (4, 4.0, 2_000),
+        let (rounds, seconds, held, give_back_s) = match (self.smoke, self.quick) {
+            (true, _) => (1, 1.0, 200, 3),
+            (false, true) => (2, 1.5, 2_000, 6),
+            (false, false) => (4, 4.0, 2_000, 20),
         };
         let size = Size {
             seconds: self.seconds.unwrap_or(seconds),
             held: self.held.unwrap_or(held),
+            give_back: Duration::from_secs(give_back_s),
             sources: usize::MAX,
         };
         (self.rounds.unwrap_or(rounds).clamp(1, 100), size)
@@ -316,7 +317,7 @@ fn check_wire(stage: &Stage, programs: &Programs) -> Result<()> {
     let to = format!("{}:{SERVER_PORT}", crate::topology::SERVER);
     let arguments = ["rr", "--to", &to, "--seconds", "0.2", "--rate", "100"].map(str::to_owned);
     let mut load = stage.load(&arguments, programs)?;
-    load.line(std::time::Duration::from_secs(20))?;
+    load.line(Duration::from_secs(20))?;
     let seen = tap.finish()?;
     drop(proxies);
     ensure!(seen.packets > 0, "no packet was seen: {seen:?}");

@@ -11,8 +11,6 @@ use crate::load::outcome::{Latency, Outcome};
 use crate::topology::{CLIENT, SERVER, Side};
 
 const LOAD_DEADLINE: Duration = Duration::from_secs(60);
-/// Memory is given back by timers: how long after a burst it is measured.
-const GIVE_BACK: Duration = Duration::from_secs(6);
 pub const SETTLE: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -53,6 +51,8 @@ pub enum Scenario {
 pub struct Size {
     pub seconds: f64,
     pub held: u16,
+    /// Memory is given back by timers: how long after a burst it is measured.
+    pub give_back: Duration,
     /// Addresses of the client that cold tunnels come from: each meets every address of the server.
     pub sources: usize,
 }
@@ -179,9 +179,10 @@ impl Scenario {
         figures.insert("load_cpu_share".into(), load_used.cpu_seconds / outcome.seconds);
         figures.insert("proxy_cpu_share".into(), used.cpu_seconds / outcome.seconds);
         if self == Self::UsedThenIdle {
-            std::thread::sleep(GIVE_BACK);
-            let kept = (proxies.usage() - rest).anonymous_bytes;
-            figures.insert("kept_bytes".into(), kept as f64);
+            std::thread::sleep(size.give_back);
+            let kept = (proxies.usage() - rest).anonymous_bytes as f64;
+            figures.insert("kept_bytes".into(), kept);
+            figures.insert("kept_to_rest".into(), kept / rest.memory_bytes as f64);
         }
         // Cold means a handshake each.
         stage.check_handshakes(if self == Self::Cold { outcome.operations } else { 1 })?;

@@ -78,7 +78,7 @@ impl Counts {
             let begun = Instant::now();
             let name = scenario.name();
             let seconds = if scenario == Scenario::Cold { COLD_SECONDS } else { self.seconds };
-            let size = Size { seconds, held: HELD, sources: COLD_SOURCES };
+            let size = Size { seconds, held: HELD, give_back: GIVE_BACK, sources: COLD_SOURCES };
             let figures =
                 figures(scenario, &stage, &programs, &probes, size).with_context(|| name.clone())?;
             progress(&name, begun);
