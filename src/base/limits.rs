@@ -45,10 +45,9 @@ pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
 // shard
 /// How often deadlines of tunnels and half-closed connections are looked at, while there are any.
 pub const TICK_MS: u64 = 1_000;
-/// Ticks after a busy time in which free memory is given back: a burst's surplus tunnels have gone by then.
-pub const COOLING_TICKS: u32 = 15;
-/// The same after any other time, before a shard is at rest: the allocator keeps free pages for one.
-pub const COOLING_LEAST_TICKS: u32 = 2;
+/// Ticks after a busy time at which free memory is given back: soon, and once a burst's surplus tunnels have gone. No
+/// shard is at rest before the first.
+pub const GIVE_BACK_TICKS: [u32; 2] = [2, 15];
 /// How often a busy shard looks how late its timer is.
 pub const LATENESS_SAMPLE_MS: u64 = 10;
 /// A shard is busy where it worked for more than one part of so many of its last pause.

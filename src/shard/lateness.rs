@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use crate::base::limits;
 use crate::shard::stats::Histogram;
-use crate::sys::proc::{self, CpuWait};
+use crate::sys::proc::{ThreadClock, ThreadTimes};
 
 /// One shard's.
 pub(super) struct Lateness {
-    cpu_wait: CpuWait,
+    clock: ThreadClock,
     longest_stall: Cell<Duration>,
     pace: Cell<Pace>,
 }
@@ -17,7 +17,7 @@ pub(super) struct Lateness {
 impl Lateness {
     /// Of the thread that calls.
     pub fn new() -> Self {
-        Self { cpu_wait: CpuWait::of_this_thread(), longest_stall: Cell::default(), pace: Cell::default() }
+        Self { clock: ThreadClock::of_this_thread(), longest_stall: Cell::default(), pace: Cell::default() }
     }
 
     pub fn is_busy(&self) -> bool {
@@ -31,7 +31,7 @@ impl Lateness {
 
     /// How long the thread could have run so far and had no CPU.
     pub fn cpu_wait(&self) -> Duration {
-        self.cpu_wait.so_far()
+        self.clock.times().waited
     }
 
     /// Waits until the next tick. How late a timer is tells how long the loop is busy in one go: a busy shard looks
@@ -44,15 +44,16 @@ impl Lateness {
                 return;
             }
             let mut pace = self.pace.get();
-            let (pause, waited) = (pace.pause(left), self.cpu_wait.so_far());
+            let (pause, before) = (pace.pause(left), pace.times);
             let due = Instant::now() + pause;
             monoio::time::sleep(pause).await;
             let late = Instant::now().saturating_duration_since(due);
             delays.record(late);
+            let times = self.clock.times();
             // Not the shard's doing. It may have had no CPU before the timer was due, so this is the least.
-            let stall = late.saturating_sub(self.cpu_wait.so_far().saturating_sub(waited));
+            let stall = late.saturating_sub(times.waited.saturating_sub(before.waited));
             self.longest_stall.set(self.longest_stall.get().max(stall));
-            pace.paused(pause, proc::thread_usage().cpu);
+            pace.paused(pause, times);
             self.pace.set(pace);
         }
     }
@@ -63,7 +64,8 @@ impl Lateness {
 #[derive(Clone, Copy, Default)]
 struct Pace {
     looks_left: u32,
-    worked: Duration,
+    /// At the last look.
+    times: ThreadTimes,
 }
 
 impl Pace {
@@ -71,10 +73,10 @@ impl Pace {
         if self.looks_left > 0 { left.min(Duration::from_millis(limits::LATENESS_SAMPLE_MS)) } else { left }
     }
 
-    fn paused(&mut self, pause: Duration, worked: Duration) {
-        let busy = worked.saturating_sub(self.worked) > pause / limits::BUSY_PART;
+    fn paused(&mut self, pause: Duration, times: ThreadTimes) {
+        let busy = times.cpu.saturating_sub(self.times.cpu) > pause / limits::BUSY_PART;
         self.looks_left = if busy { limits::BUSY_LOOKS } else { self.looks_left.saturating_sub(1) };
-        self.worked = worked;
+        self.times = times;
     }
 }
 
@@ -86,17 +88,18 @@ mod tests {
     fn a_busy_shard_looks_often_until_it_was_idle_for_several_looks() {
         let (tick, sample) = (Duration::from_secs(1), Duration::from_millis(limits::LATENESS_SAMPLE_MS));
         let mut pace = Pace::default();
+        let worked = |cpu| ThreadTimes { cpu, ..ThreadTimes::default() };
         let idle = tick / limits::BUSY_PART;
-        pace.paused(tick, idle);
+        pace.paused(tick, worked(idle));
         assert_eq!(pace.pause(tick), tick);
-        pace.paused(tick, 3 * idle);
+        pace.paused(tick, worked(3 * idle));
         assert_eq!(pace.pause(tick), sample);
         assert_eq!(pace.pause(sample / 2), sample / 2, "no longer than to the tick");
         for _ in 1..limits::BUSY_LOOKS {
-            pace.paused(sample, 3 * idle);
+            pace.paused(sample, worked(3 * idle));
             assert_eq!(pace.pause(tick), sample);
         }
-        pace.paused(sample, 3 * idle);
+        pace.paused(sample, worked(3 * idle));
         assert_eq!(pace.pause(tick), tick);
     }
 }

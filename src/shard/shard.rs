@@ -144,7 +144,7 @@ pub async fn run(seed: Seed) {
 
 impl Shard {
     async fn tick_for_ever(&self) {
-        let mut cooling = limits::COOLING_LEAST_TICKS;
+        let mut quiet = 0_u32;
         loop {
             self.lateness.pass_a_tick(&self.stats.timings.tick_delay).await;
             let now = Instant::now();
@@ -154,16 +154,15 @@ impl Shard {
             self.table.tick();
             self.buffers.shed_spare();
             self.hand_over_lines();
-            if self.lateness.is_busy() {
-                cooling = limits::COOLING_TICKS;
-            } else if cooling > 0 {
-                cooling -= 1;
+            quiet = if self.lateness.is_busy() { 0 } else { quiet.saturating_add(1) };
+            if limits::GIVE_BACK_TICKS.contains(&quiet) {
                 heap::give_back();
-            } else if self.is_at_rest() {
+            }
+            if quiet >= limits::GIVE_BACK_TICKS[0] && self.is_at_rest() {
                 self.buffers.give_back();
                 self.datagram.take();
                 self.stirred.wait().await;
-                cooling = limits::COOLING_LEAST_TICKS;
+                quiet = 0;
             }
         }
     }

@@ -52,11 +52,11 @@ pub fn dump() -> io::Result<String> {
     Ok(text)
 }
 
-/// Gives back pages that have been free for as long as the allocator keeps them, and what the calling thread keeps for
-/// its next allocations. The allocator does that by itself only where much is allocated or free.
+/// Gives back every free page, and what the calling thread keeps for its next allocations. The allocator does that by
+/// itself only where much is allocated or free.
 pub fn give_back() {
     // 4096 stands for all arenas (MALLCTL_ARENAS_ALL).
-    for name in [c"thread.tcache.flush", c"arena.4096.decay"] {
+    for name in [c"thread.tcache.flush", c"arena.4096.purge"] {
         // SAFETY: jemalloc documents that both take and give nothing.
         let _ = unsafe { mallctl(name.as_ptr(), null_mut(), null_mut(), null_mut(), 0) };
     }

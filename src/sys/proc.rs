@@ -46,26 +46,35 @@ pub fn thread_usage() -> ThreadUsage {
     }
 }
 
-/// How long one thread could have run and had no CPU: run_delay of /proc/PID/task/TID/schedstat, which stays open.
-pub struct CpuWait(Option<File>);
+/// What one thread has run, and waited for a CPU: /proc/PID/task/TID/schedstat, which stays open.
+pub struct ThreadClock(Option<File>);
 
-impl CpuWait {
-    /// Of the calling thread, whoever asks later.
+/// So far.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ThreadTimes {
+    pub cpu: Duration,
+    /// Could have run and had no CPU; zero where the kernel doesn't tell (CONFIG_SCHED_INFO).
+    pub waited: Duration,
+}
+
+impl ThreadClock {
+    /// Of the calling thread, which alone may ask it.
     pub fn of_this_thread() -> Self {
         Self(File::open("/proc/thread-self/schedstat").ok())
     }
 
-    /// Zero where the kernel doesn't tell it (CONFIG_SCHED_INFO).
-    pub fn so_far(&self) -> Duration {
-        self.read().map_or(Duration::ZERO, Duration::from_nanos)
+    /// One call of the kernel.
+    pub fn times(&self) -> ThreadTimes {
+        self.told().unwrap_or_else(|| ThreadTimes { cpu: thread_usage().cpu, waited: Duration::ZERO })
     }
 
-    fn read(&self) -> Option<u64> {
-        // Three numbers of at most twenty digits.
+    fn told(&self) -> Option<ThreadTimes> {
+        // Three numbers of at most twenty digits: run, waited, how often.
         let mut line = [0; 64];
         let length = self.0.as_ref()?.read_at(&mut line, 0).ok()?;
-        let line = std::str::from_utf8(line.get(..length)?).ok()?;
-        line.split_ascii_whitespace().nth(1)?.parse().ok()
+        let mut words = std::str::from_utf8(line.get(..length)?).ok()?.split_ascii_whitespace();
+        let mut time = || words.next()?.parse().ok().map(Duration::from_nanos);
+        Some(ThreadTimes { cpu: time()?, waited: time()? })
     }
 }
 
@@ -208,16 +217,16 @@ mod tests {
         only.set(first);
         let spin = move || {
             rustix::thread::sched_setaffinity(None, &only).unwrap();
-            let (waited, until) =
-                (CpuWait::of_this_thread(), thread_usage().cpu + Duration::from_millis(100));
-            let before = waited.so_far();
-            while thread_usage().cpu < until {}
-            waited.so_far() - before
+            let clock = ThreadClock::of_this_thread();
+            let before = clock.times();
+            while clock.times().cpu < before.cpu + Duration::from_millis(100) {}
+            clock.times().waited - before.waited
         };
         let threads = [std::thread::spawn(spin), std::thread::spawn(spin)];
         let waited: Duration = threads.map(|thread| thread.join().unwrap()).iter().sum();
         assert!(waited > Duration::from_millis(50), "{waited:?}");
-        assert_eq!(CpuWait(None).so_far(), Duration::ZERO);
+        let untold = ThreadClock(None).times();
+        assert!(untold.cpu <= thread_usage().cpu && untold.waited.is_zero(), "{untold:?}");
     }
 
     #[test]

@@ -26,7 +26,7 @@ const COLD_SOURCES: usize = 2;
 /// Enough for all of them, so that they are the same number on any machine.
 const COLD_SECONDS: f64 = 20.0;
 /// The allocator gives unused pages back within a second or two.
-const GIVE_BACK: Duration = Duration::from_secs(3);
+const GIVE_BACK: Duration = Duration::from_secs(4);
 /// How long nothing moves while connections are held.
 const IDLE_SECONDS: f64 = 3.0;
 
@@ -123,7 +123,7 @@ fn figures(
     let mut figures = Figures::new();
     if scenario == Scenario::Idle {
         let idle = Duration::try_from_secs_f64(IDLE_SECONDS)?;
-        std::thread::sleep(SETTLE);
+        std::thread::sleep(GIVE_BACK);
         figures.push(("bytes_per_idle_connection", grown(&proxies, rest) / f64::from(size.held)));
         counter.on()?;
         std::thread::sleep(idle);
