@@ -287,8 +287,8 @@ impl<T: Carries> Slot<T> {
             pooled.taken.get() == 0 && idle.is_some_and(|idle| idle > enough)
         };
         let tunnels = self.tunnels.borrow();
-        let idle: Vec<_> = tunnels.iter().filter(|pooled| is_surplus(pooled)).collect();
-        idle.iter().skip(1).for_each(|pooled| pooled.tunnel.drain());
+        let idle = tunnels.iter().filter(|pooled| is_surplus(pooled));
+        idle.skip(1).for_each(|pooled| pooled.tunnel.drain());
     }
 
     fn is_unused(&self) -> bool {

@@ -69,13 +69,18 @@ impl ThreadClock {
     }
 
     fn told(&self) -> Option<ThreadTimes> {
-        // Three numbers of at most twenty digits: run, waited, how often.
+        // Three numbers of at most twenty digits.
         let mut line = [0; 64];
         let length = self.0.as_ref()?.read_at(&mut line, 0).ok()?;
-        let mut words = std::str::from_utf8(line.get(..length)?).ok()?.split_ascii_whitespace();
-        let mut time = || words.next()?.parse().ok().map(Duration::from_nanos);
-        Some(ThreadTimes { cpu: time()?, waited: time()? })
+        schedstat(std::str::from_utf8(line.get(..length)?).ok()?)
     }
+}
+
+/// A line of schedstat: nanoseconds run, nanoseconds waited, how often it ran.
+fn schedstat(line: &str) -> Option<ThreadTimes> {
+    let mut words = line.split_ascii_whitespace();
+    let mut time = || words.next()?.parse().ok().map(Duration::from_nanos);
+    Some(ThreadTimes { cpu: time()?, waited: time()? })
 }
 
 /// Lets other threads go first. On Linux the priority is the calling thread's own.
@@ -95,9 +100,8 @@ pub fn busy_of_threads(prefix: &str) -> HashMap<String, Duration> {
         // A thread may end while we look.
         let read = |file: &str| fs::read_to_string(task.path().join(file)).unwrap_or_default();
         let name = read("comm").trim_end().to_owned();
-        let nanoseconds = read("schedstat").split(' ').next().and_then(|word| word.parse().ok());
-        if let Some(nanoseconds) = nanoseconds.filter(|_| name.starts_with(prefix)) {
-            busy.insert(name, Duration::from_nanos(nanoseconds));
+        if let Some(times) = schedstat(&read("schedstat")).filter(|_| name.starts_with(prefix)) {
+            busy.insert(name, times.cpu);
         }
     }
     busy

@@ -1,7 +1,7 @@
 //! A real istiod tells the mesh and signs the certificates: what is applied there changes what traffic does here,
 //! and its absence changes nothing.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use ringway_e2e::eventually;
 use ringway_e2e::istio_world::{IstioWorld, deny, pod, web};
 use ringway_e2e::lines::{self, text};
 use ringway_e2e::serve::{Server, echo};
+use ringway_e2e::verdicts::echo_on;
 use ringway_e2e::world::{APP_PORT, STEP, dial, service, try_dial};
 use serde_json::Value;
 
@@ -22,14 +23,7 @@ const SERVER: &str = "spiffe://cluster.local/ns/default/sa/server";
 
 /// One echo over a connection of its own.
 fn call(from: &Pod, to: SocketAddr) -> std::io::Result<()> {
-    exchange(&mut try_dial(from, to)?)
-}
-
-fn exchange(stream: &mut TcpStream) -> std::io::Result<()> {
-    stream.write_all(b"word")?;
-    let mut heard = [0; 4];
-    stream.read_exact(&mut heard)?;
-    if &heard == b"word" { Ok(()) } else { Err(std::io::Error::other(format!("heard {heard:?}"))) }
+    echo_on(&mut try_dial(from, to)?)
 }
 
 fn is_refused(from: &Pod, to: SocketAddr) -> bool {
@@ -65,7 +59,7 @@ fn pods_talk_with_istiods_certificates_and_its_policies_take_and_give_back() {
     );
 
     let mut open = dial(&world.client, service());
-    exchange(&mut open).unwrap();
+    echo_on(&mut open).unwrap();
     world.istiod.apply(&deny("server", "client"));
     eventually("the policy is in force for what is open", SOON, || {
         open.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
@@ -143,7 +137,7 @@ fn run_until(stop: &AtomicBool, done: &AtomicU32) -> Vec<String> {
         let once = || {
             let mut stream = TcpStream::connect_timeout(&service(), STEP)?;
             stream.set_read_timeout(Some(STEP))?;
-            exchange(&mut stream)?;
+            echo_on(&mut stream)?;
             stream.shutdown(Shutdown::Both)
         };
         if let Err(error) = once() {
@@ -159,7 +153,7 @@ fn istiod_dies_and_comes_back_under_traffic_without_one_failed_connection() {
     let mut world = IstioWorld::start(&["--cert-ttl", "1h"], &[]);
     let _app = Server::start(&world.server, APP_PORT, echo);
     let mut held = dial(&world.client, service());
-    exchange(&mut held).unwrap();
+    echo_on(&mut held).unwrap();
     let (stop, done) = (AtomicBool::new(false), AtomicU32::new(0));
     let space = world.client.space.clone();
     let failures = std::thread::scope(|scope| {
@@ -177,7 +171,7 @@ fn istiod_dies_and_comes_back_under_traffic_without_one_failed_connection() {
             world.istiod.connections().as_array().is_some_and(|all| all.len() == 2)
         });
         at_least(50);
-        exchange(&mut held).unwrap();
+        echo_on(&mut held).unwrap();
         stop.store(true, Ordering::Relaxed);
         running.join().unwrap()
     });
@@ -192,13 +186,13 @@ fn certificates_are_renewed_at_half_their_life_and_connections_do_not_notice() {
     let world = IstioWorld::start(&[], &[("SECRET_TTL", "8s")]);
     let _app = Server::start(&world.server, APP_PORT, echo);
     let mut held = dial(&world.client, service());
-    exchange(&mut held).unwrap();
+    echo_on(&mut held).unwrap();
     let serial = || certificate(world.far(), SERVER)["certChain"][0]["serialNumber"].clone();
     let first = serial();
     assert!(first.is_string(), "{first}");
     eventually("a new certificate", Duration::from_secs(12), || {
         call(&world.client, service()).unwrap();
-        exchange(&mut held).unwrap();
+        echo_on(&mut held).unwrap();
         serial() != first
     });
 }

@@ -1,26 +1,20 @@
 //! Much data, many connections: nothing is lost, nothing stays.
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr};
 use std::time::Duration;
 
 use ringway::demo::node::NodeProxy;
 use ringway::demo::topology::Pod;
 use ringway_e2e::baseline::{Baseline, live_connections, open_by_metrics};
-
 use ringway_e2e::serve::{Digest, Server, digest, echo, source};
+use ringway_e2e::verdicts::echo_on;
 use ringway_e2e::world::{APP_PORT, STEP, World, dial, service};
 use ringway_e2e::{pattern, report};
 
 const BULK_BYTES: usize = 64 << 20;
 /// What the event loop's table of operations keeps until later operations, for 2,000 connections.
 const ALLOWANCE_BYTES: u64 = 512 << 10;
-
-fn exchange(stream: &mut TcpStream) {
-    let mut bytes = [7; 64];
-    stream.write_all(&bytes).unwrap();
-    stream.read_exact(&mut bytes).unwrap();
-}
 
 fn upload(from: &Pod, to: SocketAddr, seed: u64) {
     let mut stream = dial(from, to);
@@ -117,13 +111,13 @@ fn twenty_seconds_after_a_burst_its_tunnels_and_its_memory_are_gone() {
     let _app = Server::start(&world.server, APP_PORT, echo);
     // The first connections load what every later one needs.
     for _ in 0..8 {
-        exchange(&mut dial(&world.client, service()));
+        echo_on(&mut dial(&world.client, service())).unwrap();
     }
     let proxies = [world.near(), world.far()];
     let tunnels = |proxy: &NodeProxy| proxy.metrics().unwrap().sum("ringway_tunnels", &[]);
     let before = proxies.map(|proxy| proxy.resident_bytes().unwrap());
     let mut held: Vec<_> = (0..COUNT).map(|_| dial(&world.client, service())).collect();
-    held.iter_mut().for_each(exchange);
+    held.iter_mut().for_each(|stream| echo_on(stream).unwrap());
     assert!(tunnels(world.near()) >= 20.0, "a hundred streams each");
     drop(held);
     std::thread::sleep(Duration::from_secs(20));
@@ -133,7 +127,7 @@ fn twenty_seconds_after_a_burst_its_tunnels_and_its_memory_are_gone() {
         report(&format!("{before} bytes resident before the burst, {now} twenty seconds after it"));
         assert!(now < before + before * 15 / 100 + ALLOWANCE_BYTES, "{before} bytes before, {now} after");
     }
-    exchange(&mut dial(&world.client, service()));
+    echo_on(&mut dial(&world.client, service())).unwrap();
 }
 
 #[test]
@@ -149,7 +143,7 @@ fn two_thousand_short_connections_from_fifty_threads_all_succeed() {
                 for _ in 0..50 {
                     scope.spawn(|| {
                         for number in 0..40_u8 {
-                            let mut stream = TcpStream::connect_timeout(&service(), STEP).unwrap();
+                            let mut stream = std::net::TcpStream::connect_timeout(&service(), STEP).unwrap();
                             stream.set_read_timeout(Some(STEP)).unwrap();
                             stream.write_all(&[number]).unwrap();
                             stream.shutdown(Shutdown::Write).unwrap();
