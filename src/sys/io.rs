@@ -1,55 +1,46 @@
 //! Non-blocking data calls on borrowed stream sockets, without an event loop. EINTR is retried, `WouldBlock`
-//! is the caller's to wait on, and a dead peer is an error, never a signal.
+//! is the caller's to wait on, and a dead peer is an error, never a signal. By rustix, whose calls are the kernel's
+//! own: the C library puts a look for a cancelled thread around each.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::zeroed;
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use libc::{c_int, c_void};
+use rustix::io::retry_on_intr;
+use rustix::net::{self, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags};
 use socket2::SockRef;
 
 use crate::sys::option;
 
 /// Reads what is there; `Ok(0)` is the peer's FIN (or an empty buffer).
 pub fn recv(fd: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
-    // SAFETY: pointer and length describe `into`, which is borrowed for writing during the call.
-    retried(|| unsafe {
-        libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast::<c_void>(), into.len(), libc::MSG_DONTWAIT)
-    })
+    let (got, _) = retry_on_intr(|| net::recv(fd, &mut *into, RecvFlags::DONTWAIT))?;
+    Ok(got)
 }
 
 /// Like `recv`, but what is read stays where it is.
 pub fn peek(fd: BorrowedFd<'_>, into: &mut [u8]) -> io::Result<usize> {
-    const FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_PEEK;
-    // SAFETY: pointer and length describe `into`, which is borrowed for writing during the call.
-    retried(|| unsafe { libc::recv(fd.as_raw_fd(), into.as_mut_ptr().cast::<c_void>(), into.len(), FLAGS) })
+    let (got, _) = retry_on_intr(|| net::recv(fd, &mut *into, RecvFlags::DONTWAIT | RecvFlags::PEEK))?;
+    Ok(got)
 }
 
 /// Reads into several places in a row. At most 1,024 (UIO_MAXIOV), more is `EMSGSIZE`.
 pub fn recv_vectored(fd: BorrowedFd<'_>, into: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-    // SAFETY: all zero is a valid msghdr: no name, no parts, no control data.
-    let mut message: libc::msghdr = unsafe { zeroed() };
-    message.msg_iov = into.as_mut_ptr().cast::<libc::iovec>();
-    message.msg_iovlen = into.len();
-    // SAFETY: IoSliceMut has iovec's layout (std), each part is borrowed for writing during the call.
-    retried(|| unsafe { libc::recvmsg(fd.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) })
+    let mut control = RecvAncillaryBuffer::default();
+    let got = retry_on_intr(|| net::recvmsg(fd, into, &mut control, RecvFlags::DONTWAIT))?;
+    Ok(got.bytes)
 }
 
 /// Writes what the socket takes, which may be less than all.
 pub fn send(fd: BorrowedFd<'_>, from: &[u8]) -> io::Result<usize> {
-    // SAFETY: pointer and length describe `from`, which the kernel only reads.
-    retried(|| unsafe { libc::send(fd.as_raw_fd(), from.as_ptr().cast::<c_void>(), from.len(), SEND_FLAGS) })
+    Ok(retry_on_intr(|| net::send(fd, from, SEND_FLAGS))?)
 }
 
 /// Writes from several places in a row. At most 1,024 (UIO_MAXIOV), more is `EMSGSIZE`.
 pub fn send_vectored(fd: BorrowedFd<'_>, from: &[IoSlice<'_>]) -> io::Result<usize> {
-    // SAFETY: all zero is a valid msghdr: no name, no parts, no control data.
-    let mut message: libc::msghdr = unsafe { zeroed() };
-    message.msg_iov = from.as_ptr().cast_mut().cast::<libc::iovec>();
-    message.msg_iovlen = from.len();
-    // SAFETY: IoSlice has iovec's layout (std), each part is borrowed during the call and only read.
-    retried(|| unsafe { libc::sendmsg(fd.as_raw_fd(), &message, SEND_FLAGS) })
+    let mut control = SendAncillaryBuffer::default();
+    Ok(retry_on_intr(|| net::sendmsg(fd, from, &mut control, SEND_FLAGS))?)
 }
 
 /// The socket's own address; an error where it has none of the internet's.
@@ -114,19 +105,7 @@ pub fn was_reset(fd: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(state(fd)? == State::Closed && SockRef::from(&fd).take_error()?.is_some())
 }
 
-const SEND_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-
-fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
-    loop {
-        if let Ok(count) = usize::try_from(call()) {
-            return Ok(count);
-        }
-        let error = io::Error::last_os_error();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
-        }
-    }
-}
+const SEND_FLAGS: SendFlags = SendFlags::DONTWAIT.union(SendFlags::NOSIGNAL);
 
 #[cfg(test)]
 mod tests {

@@ -159,7 +159,22 @@ pub fn forwarded_host(value: &[u8]) -> Option<&str> {
 pub fn traceparent(random: &mut fastrand::Rng) -> String {
     // All-zero identifiers are invalid.
     let (trace, parent) = (random.u128(1..), random.u64(1..));
-    format!("00-{trace:032x}-{parent:016x}-00")
+    let mut text = String::with_capacity(55);
+    text.push_str("00-");
+    push_hex(&mut text, &trace.to_be_bytes());
+    text.push('-');
+    push_hex(&mut text, &parent.to_be_bytes());
+    text.push_str("-00");
+    text
+}
+
+/// By hand: it is done for every connection, where the formatter showed in profiles.
+fn push_hex(text: &mut String, bytes: &[u8]) {
+    for byte in bytes {
+        for digit in [byte >> 4, byte & 0xf] {
+            text.push(char::from(if digit < 10 { b'0' + digit } else { b'a' - 10 + digit }));
+        }
+    }
 }
 
 /// The trace identifier of a `traceparent`: 55 bytes, of which the first four parts between dashes are hexadecimal
