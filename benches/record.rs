@@ -22,7 +22,12 @@ fn records(criterion: &mut Criterion) {
             // A new sealer for each batch: a key may seal only so many records.
             let sealer = || direction().and_then(|at| Sealer::restore(at, library).ok());
             let opener = || {
-                let reading = Reading { peer_is_server: true, pending: Pending::Nothing, upkeep_in_a_row: 0 };
+                let reading = Reading {
+                    peer_is_server: true,
+                    pending: Pending::Nothing,
+                    upkeep_in_a_row: 0,
+                    data_bytes: 0,
+                };
                 direction().and_then(|at| Opener::restore(at, reading, library).ok())
             };
             group.bench_function("seal", |bencher| {

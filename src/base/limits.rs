@@ -204,6 +204,8 @@ pub const KEY_RECORDS: u64 = 1 << 24;
 pub const KEY_UPDATE_AFTER_RECORDS: u64 = 1 << 23;
 /// Key updates, tickets and warnings a peer may send in a row without data: each costs it little and us a key.
 pub const UPKEEP_MESSAGES_IN_A_ROW: u8 = 32;
+/// Data that makes up for one of them: a full record, which costs as much to open as a key to change.
+pub const DATA_BYTES_AN_UPKEEP: usize = RECORD_PLAINTEXT_BYTES;
 /// A session ticket that is read over (two vectors of 64 KiB are legal, nobody sends them).
 pub const TICKET_BYTES: usize = 65_535;
 /// What a peer may send until its handshake is done: the longest sane certificate chain is a fifth of it.

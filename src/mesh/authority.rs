@@ -3,7 +3,9 @@
 use std::fmt;
 use std::net::SocketAddr;
 
+use crate::base::limits::FLOW_ERROR_BYTES;
 use crate::base::net::canonical;
+use crate::base::text::beginning;
 
 /// What a CONNECT asks for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -16,7 +18,7 @@ pub enum Authority<'a> {
     },
 }
 
-/// Text that is neither an address nor a host name, each with a port.
+/// Text that is neither an address nor a host name, each with a port; its beginning, since a peer may have written it.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("no valid authority pseudo header: {0}")]
 pub struct NotAnAuthority(pub String);
@@ -37,7 +39,7 @@ impl<'a> Authority<'a> {
             }
             port.parse().ok().map(|port| Self::Host { name, port })
         };
-        host().ok_or_else(|| NotAnAuthority(text.to_owned()))
+        host().ok_or_else(|| NotAnAuthority(beginning(text, FLOW_ERROR_BYTES).to_owned()))
     }
 }
 

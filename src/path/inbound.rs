@@ -8,7 +8,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
+use crate::base::limits::FLOW_ERROR_BYTES;
 use crate::base::net::Source;
+use crate::base::text::beginning;
 use crate::bridge::report::LiveProtocol;
 use crate::mesh::admit::{Inbound, InboundRequest, inbound};
 use crate::mesh::demand;
@@ -210,7 +212,7 @@ fn enter(
 /// Everything that can refuse a request before a policy is asked: the status, and why.
 async fn check(world: &Rc<PodWorld>, link: &Link, head: &RequestHead) -> Result<Checked, (u16, Failure)> {
     if head.method != "CONNECT" {
-        return Err((400, Failure::NotConnect(head.method.clone())));
+        return Err((400, Failure::NotConnect(beginning(&head.method, FLOW_ERROR_BYTES).to_owned())));
     }
     let authority = head.authority.as_deref().unwrap_or_default();
     Authority::parse(authority).map_err(|error| (400, Failure::InboundRefused(error.into())))?;

@@ -203,6 +203,7 @@ impl Tunnel {
         }
         let sealed = scratch.get(..total).unwrap_or_default();
         state.transmit(&self.socket, sealed);
+        state.renew_key();
         self.made_progress(stream);
         if state.wants_task() {
             self.work.raise();

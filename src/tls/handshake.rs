@@ -207,7 +207,8 @@ impl Handshake {
         let (transmit, receive) = side.extract().map_err(HandshakeError::Setup)?;
         let transmit = direction(suite, ours, transmit)?;
         let receive = direction(suite, theirs, receive)?;
-        let reading = Reading { peer_is_server, pending: Pending::Nothing, upkeep_in_a_row: 0 };
+        let reading =
+            Reading { peer_is_server, pending: Pending::Nothing, upkeep_in_a_row: 0, data_bytes: 0 };
         let failed = |_| HandshakeError::Keys("the cryptography library refused a key");
         let mut seal = Sealer::restore(transmit, self.records).map_err(failed)?;
         let open = Opener::restore(receive, reading, self.records).map_err(failed)?;

@@ -6,7 +6,8 @@ use std::ops::Range;
 
 use crate::base::fault::Whose;
 use crate::base::limits::{
-    KEY_RECORDS, KEY_UPDATE_AFTER_RECORDS, RECORD_PLAINTEXT_BYTES, UPKEEP_MESSAGES_IN_A_ROW,
+    DATA_BYTES_AN_UPKEEP, KEY_RECORDS, KEY_UPDATE_AFTER_RECORDS, RECORD_PLAINTEXT_BYTES,
+    UPKEEP_MESSAGES_IN_A_ROW,
 };
 use crate::tls::aead::{AeadFailed, Library, TAG_BYTES};
 use crate::tls::keyschedule::{Armed, Direction};
@@ -48,8 +49,10 @@ pub struct Reading {
     pub peer_is_server: bool,
     /// A handshake message of which a part is still to come.
     pub pending: Pending,
-    /// Key updates, tickets and warnings since the last application data.
+    /// Key updates, tickets and warnings that no application data has made up for yet.
     pub upkeep_in_a_row: u8,
+    /// Application data, in bytes, that has not made up for one yet.
+    pub data_bytes: usize,
 }
 
 /// An opened record.
@@ -90,7 +93,7 @@ pub enum RecordError {
     BadKeyUpdate(u8),
     #[error("received fatal alert: {}", alert_name(*.0))]
     Alert(u8),
-    #[error("more than {UPKEEP_MESSAGES_IN_A_ROW} key updates, tickets or warnings without data")]
+    #[error("more than {UPKEEP_MESSAGES_IN_A_ROW} key updates, tickets or warnings with little data between")]
     TooManyKeyUpdates,
     #[error("the key has sealed all the records it may")]
     Exhausted,
@@ -273,9 +276,11 @@ impl Opener {
             // Records of other types may not stand between the parts of a message (RFC 8446 section 5.1).
             return Err(RecordError::UnexpectedType(ContentType::ApplicationData as u8));
         }
-        // An empty record is no reason to forgive: it would make the bound on upkeep cheap to evade.
-        if length > 0 {
-            self.state.upkeep_in_a_row = 0;
+        // By volume, since a byte now and then would make the bound on upkeep cheap to evade.
+        self.state.data_bytes = self.state.data_bytes.saturating_add(length);
+        if self.state.data_bytes >= DATA_BYTES_AN_UPKEEP {
+            self.state.data_bytes = 0;
+            self.state.upkeep_in_a_row = self.state.upkeep_in_a_row.saturating_sub(1);
         }
         Ok(Content::Data(HEADER_BYTES..HEADER_BYTES + length))
     }

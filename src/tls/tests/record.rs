@@ -18,7 +18,7 @@ fn direction(suite: Suite, sequence: u64) -> Direction {
 
 /// A sealer and the opener at its far end.
 pub(super) fn pair(peer_is_server: bool) -> (Sealer, Opener) {
-    let reading = Reading { peer_is_server, pending: Pending::Nothing, upkeep_in_a_row: 0 };
+    let reading = Reading { peer_is_server, pending: Pending::Nothing, upkeep_in_a_row: 0, data_bytes: 0 };
     let at = direction(Suite::Aes256GcmSha384, 0);
     let open = Opener::restore(at.clone(), reading, Library::AwsLc).unwrap();
     (Sealer::restore(at, Library::Ring).unwrap(), open)
@@ -79,8 +79,12 @@ fn a_flipped_bit_anywhere_is_noticed() {
             let record = sealed(&mut seal, ContentType::ApplicationData, b"not a bit of it");
             for at in 0..record.len() {
                 for bit in 0..8 {
-                    let reading =
-                        Reading { peer_is_server: true, pending: Pending::Nothing, upkeep_in_a_row: 0 };
+                    let reading = Reading {
+                        peer_is_server: true,
+                        pending: Pending::Nothing,
+                        upkeep_in_a_row: 0,
+                        data_bytes: 0,
+                    };
                     let mut open = Opener::restore(direction(suite, 7), reading, library).unwrap();
                     let mut altered = record.clone();
                     altered[at] ^= 1 << bit;

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::peers::{open_all, sealed};
 use super::record::pair;
-use crate::base::limits::UPKEEP_MESSAGES_IN_A_ROW;
+use crate::base::limits::{RECORD_PLAINTEXT_BYTES, UPKEEP_MESSAGES_IN_A_ROW};
 use crate::tls::record::*;
 use crate::tls::upkeep::{Message, Pending};
 
@@ -90,8 +90,11 @@ fn a_flood_of_key_updates_tickets_or_warnings_is_cut_off() {
     assert!(flood(UPKEEP_MESSAGES_IN_A_ROW, None).is_ok());
     let error = flood(UPKEEP_MESSAGES_IN_A_ROW + 1, None).unwrap_err();
     assert_eq!((error, error.alert()), (RecordError::TooManyKeyUpdates, Some(10)));
-    assert!(flood(200, Some(b"work")).is_ok(), "data in between makes them welcome");
-    assert_eq!(flood(200, Some(b"")), Err(RecordError::TooManyKeyUpdates), "empty records don't");
+    let full = [7; RECORD_PLAINTEXT_BYTES];
+    assert!(flood(200, Some(&full)).is_ok(), "data in between makes them welcome");
+    for little in [&b""[..], b"x", &full[..1_000]] {
+        assert_eq!(flood(200, Some(little)), Err(RecordError::TooManyKeyUpdates), "{} bytes", little.len());
+    }
 
     let many = ticket(0).repeat(40);
     assert_eq!(outcome(true, &[&many]), Err(RecordError::TooManyKeyUpdates));

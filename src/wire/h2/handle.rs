@@ -64,7 +64,11 @@ impl Connection {
         let Header { length, kind, stream, .. } = header;
         let role = self.role;
         let Some(state) = self.streams.get_mut(&stream) else {
-            self.late(kind, stream, false)?;
+            self.expect_late(kind, stream, false)?;
+            // Payload that was on its way when we reset its stream may be a lot, and costs the peer its bytes.
+            if length == 0 {
+                self.watch.overhead()?;
+            }
             return Ok(false);
         };
         let broken = if state.remote_closed {
@@ -101,6 +105,11 @@ impl Connection {
     /// A frame for a stream that is not there: idle, refused by our GOAWAY, or closed. `forgiven`: the frame
     /// may come late even for a stream that closed in order.
     pub(super) fn late(&mut self, kind: u8, stream: u32, forgiven: bool) -> Result<(), Violation> {
+        self.expect_late(kind, stream, forgiven)?;
+        self.watch.overhead()
+    }
+
+    fn expect_late(&self, kind: u8, stream: u32, forgiven: bool) -> Result<(), Violation> {
         let above =
             matches!(self.leaving, Leaving::Final(last) if self.role == Role::Server && stream > last);
         // No server stream has an even number: nothing is pushed.
@@ -110,7 +119,7 @@ impl Connection {
         if !above && !forgiven && !self.resets.may_have(stream) {
             return Err(Violation::Closed { kind, stream });
         }
-        self.watch.overhead()
+        Ok(())
     }
 
     /// Resets a stream whose peer broke a rule, and tells the owner if it knows the stream.

@@ -268,6 +268,19 @@ fn late_frames_of_a_reset_stream_are_forgiven_for_long() {
     assert_eq!(server.take(), []);
 }
 
+/// As many as were on their way, all within a moment; empty ones are a flood all the same.
+#[test]
+fn late_payload_of_a_reset_stream_is_no_flood() {
+    let limit = limits::OVERHEAD_FRAMES_A_SECOND;
+    for (payload, most) in [(&[0; 100][..], 4 * limit), (&[], 2 * limit)] {
+        let mut server = End::server();
+        server.request(1);
+        server.connection.reset(StreamId(1), Code::CANCEL);
+        let end = flood(&mut server, most, |_| frame(0, 0, 1, payload));
+        assert_eq!(end.is_some(), payload.is_empty(), "{end:?}");
+    }
+}
+
 #[test]
 fn a_list_too_large_costs_its_stream_and_little_time() {
     let small = Settings { header_list_bytes: 1_000, ..settings() };
