@@ -27,21 +27,23 @@ cp "$CARGO_TARGET_DIR/release/ringway" "$proxy"
 load=$!
 trap 'kill "$load" 2>/dev/null || true' EXIT
 
+# Those that carry load: a first pair only tells its version. Then past the pods' set-up and the warm-up.
 proxies=
 for _ in $(seq 1 60); do
+    before=$proxies
+    sleep 1.5
     proxies=$(pgrep -d , -f "^$proxy " || true)
-    case $proxies in *,*) break ;; esac
-    sleep 0.5
+    case $proxies in *,*) [ "$proxies" != "$before" ] || break ;; esac
 done
 case $proxies in *,*) ;; *) cat "$out/$scenario.log" >&2; fail "the proxies did not start" ;; esac
-# Past the pods' set-up and the warm-up.
-sleep 3
-# Frame pointers are not in a release build, so the stacks are copied and unwound later.
-perf record --quiet --event cpu-clock --freq 999 --call-graph dwarf,8192 --pid "$proxies" \
+sleep 1.5
+# Frame pointers are not in a release build, so the stacks are copied and unwound later. Of the whole machine: bound to
+# processes perf would set its timer anew at each switch of tasks, and show that as the switching's own cost.
+perf record --quiet --event cpu-clock --freq 999 --call-graph dwarf,8192 --all-cpus \
     --output "$out/$scenario.perf" -- sleep "$seconds"
 trap - EXIT
 wait "$load" || { cat "$out/$scenario.log" >&2; fail "the load failed"; }
-perf script --no-inline --input "$out/$scenario.perf" 2>/dev/null |
+perf script --no-inline --pid "$proxies" --input "$out/$scenario.perf" 2>/dev/null |
     "$tools/bin/inferno-collapse-perf" --all >"$out/$scenario.folded"
 "$tools/bin/inferno-flamegraph" --title "$scenario, both proxies" "$out/$scenario.folded" >"$out/$scenario.svg"
 rm -f "$out/$scenario.perf"
