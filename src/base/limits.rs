@@ -440,7 +440,8 @@ pub const DNS_TTL_S: u32 = 30;
 pub const DNS_PLAIN_BYTES: usize = 512;
 /// The largest DNS message there can be: TCP's length field has 16 bits.
 pub const DNS_MESSAGE_BYTES: usize = 65_535;
-/// Queries of one pod and shard that wait for a name server; each holds a socket. A resolver library has a handful.
+/// Queries of one pod and shard that wait for a name server, each with a socket, or for the mesh's record of the pod. A
+/// resolver library has a handful.
 pub const DNS_IN_FLIGHT: usize = 512;
 /// Queries of one TCP connection that wait for their answer (the reference's value); more wait in its socket.
 pub const DNS_PIPELINED: usize = 32;

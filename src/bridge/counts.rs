@@ -71,7 +71,7 @@ counts! {
     dns_strays = "ringway_dns_strays",
         "Datagrams of name servers that were no reply to what had been asked.";
     dns_crowded = "ringway_dns_crowded",
-        "DNS queries refused because too many of the pod waited for name servers.";
+        "DNS queries refused because too many of the pod waited.";
     dns_unsent = "ringway_dns_unsent", "DNS answers that the kernel did not take.";
     access_lines_sampled_out = "ringway_access_lines_sampled_out",
         "Access-log lines of connections that ended well, left out by RINGWAY_ACCESS_LOG_SAMPLING.";

@@ -306,7 +306,11 @@ impl Asked {
         server: Option<SocketAddr>,
     ) -> Option<Vec<u8>> {
         if self.workload.is_none() {
-            let Ok((snapshot, workload)) = world.shard.local_workload(&world.pod.info).await else {
+            let known = match world.place_for_query() {
+                Ok(_place) => world.shard.local_workload(&world.pod.info).await.ok(),
+                Err(_crowded) => None,
+            };
+            let Some((snapshot, workload)) = known else {
                 bump(&self.counters(world).requests);
                 return Some(failure(message));
             };

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use monoio::net::udp::UdpSocket;
 
 use crate::base::limits;
+use crate::shard::places::Place;
 use crate::shard::pod::PodWorld;
 use crate::shard::ready::give_way;
 use crate::shard::socket::Socket;
@@ -45,12 +46,17 @@ pub enum AskError {
 type Attempt<'a> = Pin<Box<dyn Future<Output = Result<Vec<u8>, AskError>> + 'a>>;
 
 impl PodWorld {
+    /// A place among the queries that wait at a time, for whatever they wait.
+    pub fn place_for_query(&self) -> Result<Place, AskError> {
+        self.dns.in_flight.take().ok_or_else(|| {
+            bump(&self.shard.stats.engine.dns_crowded);
+            AskError::Crowded
+        })
+    }
+
     /// The reply to a message, under the message's own id. Every server gets its turn, within the patience for all.
     pub async fn ask(&self, message: &[u8], servers: &[SocketAddr], over: Over) -> Result<Vec<u8>, AskError> {
-        let Some(_place) = self.dns.in_flight.take() else {
-            bump(&self.shard.stats.engine.dns_crowded);
-            return Err(AskError::Crowded);
-        };
+        let _place = self.place_for_query()?;
         let settings = &self.shard.settings.dns;
         let (started, patience) = (Instant::now(), settings.patience);
         let most =
@@ -99,7 +105,7 @@ impl PodWorld {
         server: SocketAddr,
         mut take: impl AsyncFnMut(Vec<u8>) -> bool,
     ) -> Result<(), AskError> {
-        let _place = self.dns.in_flight.take().ok_or(AskError::Crowded)?;
+        let _place = self.place_for_query()?;
         let patience = self.shard.settings.dns.patience;
         let failed = |error| AskError::Server { server, error };
         let open = async {

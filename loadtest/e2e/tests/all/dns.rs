@@ -18,7 +18,7 @@ use ringway_e2e::names::{
 };
 use ringway_e2e::world::{STEP, VIP, VIP6, World, try_dial};
 
-const ON: (&str, &str) = ("ISTIO_META_DNS_CAPTURE", "true");
+pub const ON: (&str, &str) = ("ISTIO_META_DNS_CAPTURE", "true");
 /// What the name server says of every host.
 pub const FAR: [u8; 4] = [192, 0, 2, 1];
 

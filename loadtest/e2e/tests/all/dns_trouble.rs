@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use ringway_e2e::eventually;
 use ringway_e2e::lines::text;
 use ringway_e2e::names::{A, Heard, NameServer, Say, ask, asked_name, query, question_end, rcode, reply};
-use ringway_e2e::world::STEP;
+use ringway_e2e::world::{STEP, World};
 use rustix::process::Signal;
 
-use crate::dns::{FAR, address, ordinary, world};
+use crate::dns::{FAR, ON, address, ordinary, world};
 
 #[test]
 fn a_lost_or_forged_reply_is_no_answer_and_the_true_one_is() {
@@ -177,6 +177,30 @@ fn when_ports_run_out_queries_fail_and_the_mesh_goes_on() {
     assert!(told(world.near().log_lines().unwrap()) <= 4, "the log is flooded");
     eventually("ports are free again", STEP, || ask_from(20_002, 2, "elsewhere.example", 2_000) == Some(0));
     drop(server);
+}
+
+/// Each waits there for seconds, so one that asks much must not pile them up.
+#[test]
+fn queries_of_a_pod_that_the_mesh_does_not_know_yet_are_bounded() {
+    let world = World::start_with(&[ON], |world| {
+        world.cluster.mesh.workloads.retain(|workload| workload.name != "client");
+    });
+    let client = &world.client;
+    let flood = client.space.enter(|| UdpSocket::bind(client.at(20_000)).unwrap()).unwrap();
+    flood.connect(world.server.at(53)).unwrap();
+    flood.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    let (mut refused, mut buffer) = (0, [0; 512]);
+    for id in 0..2_000 {
+        flood.send(&query(id, "web", A)).unwrap();
+        // The first 512 have their places for five seconds.
+        if id >= 600 && flood.recv(&mut buffer).is_ok() {
+            assert_eq!(rcode(&buffer), 2, "SERVFAIL");
+            refused += 1;
+        }
+    }
+    assert!(refused >= 1_000, "{refused} of 2,000 were refused at once");
+    let counted = world.near().metrics().unwrap().sum("ringway_dns_crowded_total", &[]);
+    assert!(counted >= f64::from(refused), "{counted} counted of {refused}");
 }
 
 /// User and system time of a process, in hundredths of a second.
