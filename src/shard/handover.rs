@@ -8,7 +8,7 @@ use monoio::net::TcpListener;
 
 use crate::base::limits;
 use crate::shard::pod::{PodWorld, Port, within};
-use crate::sys::handover::{allow_migration, group_of, steer_away, steer_for_close};
+use crate::sys::handover::{allow_migration, group_of, leave_lookups, steer_away, steer_for_close};
 use crate::sys::lend::lend;
 
 /// How often the queues are looked at while they run dry.
@@ -53,7 +53,10 @@ pub(super) async fn hand_over(
     for ((port, listener), total) in listeners.iter().zip(totals) {
         if total > ours {
             let _ = steer_for_close(lend(&**listener), ours, total);
-            let _ = world.accept_waiting(*port, listener, usize::from(u16::MAX));
         }
+        if let Err(error) = leave_lookups(lend(&**listener)) {
+            tracing::debug!(target: "ztunnel::proxy", "{}: still looked up: {error}", port.component());
+        }
+        let _ = world.accept_waiting(*port, listener, usize::from(u16::MAX));
     }
 }

@@ -1,7 +1,7 @@
 //! Handing a port over to the next process without a reset. Closing one of several SO_REUSEPORT listeners
 //! resets what waits in its queue and what is in mid-handshake, so the order is: `steer_away`, accept for
-//! `HANDOVER_LINGER_MS` until the queue is empty, `steer_for_close`, close. Which sockets of a group get new
-//! connections is decided by `Share`, purely; the rest talks to the kernel.
+//! `HANDOVER_LINGER_MS` until the queue is empty, `steer_for_close`, `leave_lookups`, accept what is left, close.
+//! Which sockets of a group get new connections is decided by `Share`, purely; the rest talks to the kernel.
 
 use std::fs;
 use std::io;
@@ -79,6 +79,19 @@ pub fn steer_for_close(fd: BorrowedFd<'_>, ours: usize, total: usize) -> Result<
     attach(fd, share)?;
     Ok(true)
 }
+
+/// Takes a listener out of the kernel's look-ups and leaves its queue and its group alone: what waits or is in
+/// mid-handshake can still be accepted. Without it a close has a gap: the socket leaves its group before it leaves
+/// the table of listeners, and a call between the two goes to it alone and is reset (`inet_unhash` in
+/// net/ipv4/inet_hashtables.c).
+pub fn leave_lookups(fd: BorrowedFd<'_>) -> io::Result<()> {
+    option::set(fd, libc::SOL_SOCKET, SO_BINDTOIFINDEX, &NO_INTERFACE)
+}
+
+/// socket(7); not in every libc's headers.
+const SO_BINDTOIFINDEX: libc::c_int = 62;
+/// The kernel numbers interfaces from 1, and doesn't ask whether this one exists.
+const NO_INTERFACE: libc::c_int = libc::c_int::MAX;
 
 /// Lets the kernel move waiting connections to another socket of the group at a close (Linux 5.14), for the
 /// calling thread's namespace. Best effort: /proc/sys is often read-only in a container.

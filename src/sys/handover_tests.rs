@@ -2,8 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -136,6 +136,7 @@ fn broken_answers_end_without_harm() {
 struct Tally {
     served: AtomicUsize,
     lost: AtomicUsize,
+    errors: Mutex<Vec<String>>,
     over: AtomicBool,
 }
 
@@ -144,13 +145,17 @@ fn flood(space: &Space, tally: &Arc<Tally>) -> Vec<JoinHandle<()>> {
         netns.enter().unwrap();
         while !tally.over.load(Ordering::Relaxed) {
             let mut answer = [0; 1];
+            let since = Instant::now();
             let exchange = call().and_then(|mut stream| {
                 stream.write_all(b"?")?;
                 stream.read_exact(&mut answer)
             });
             match exchange {
                 Ok(()) => tally.served.fetch_add(1, Ordering::Relaxed),
-                Err(_) => tally.lost.fetch_add(1, Ordering::Relaxed),
+                Err(error) => {
+                    tally.errors.lock().unwrap().push(format!("{error} after {:?}", since.elapsed()));
+                    tally.lost.fetch_add(1, Ordering::Relaxed)
+                }
             };
         }
     };
@@ -220,6 +225,7 @@ fn serve(fd: Arc<OwnedFd>, ours: usize, orders: &Orders) {
                 if !steer_for_close(fd.as_fd(), ours, total).unwrap() {
                     orders.fell_short.store(true, Ordering::Relaxed);
                 }
+                leave_lookups(fd.as_fd()).unwrap();
                 while serve_one(&fd) {}
                 // Now nothing may come any more, however long the close takes and whichever close comes
                 // first.
@@ -273,9 +279,39 @@ fn three_generations_hand_over_under_a_flood_and_nothing_is_reset() {
             thread.join().unwrap();
         }
         let (served, lost) = (tally.served.load(Ordering::Relaxed), tally.lost.load(Ordering::Relaxed));
-        assert_eq!(lost, 0, "{lost} connections were lost beside {served} that were served");
+        let errors = tally.errors.lock().unwrap();
+        assert_eq!(lost, 0, "{lost} connections were lost beside {served} that were served: {errors:?}");
         assert!(served > 100, "hardly a flood: {served}");
     });
+}
+
+#[test]
+fn out_of_the_lookups_a_listener_gets_nothing_new_and_loses_nothing() {
+    in_child(
+        "sys::handover::tests::out_of_the_lookups_a_listener_gets_nothing_new_and_loses_nothing",
+        || {
+            let space = Space::new("leave");
+            let check = || {
+                let listener = put_up();
+                let mut waiting = call().unwrap();
+                leave_lookups(listener.as_fd()).unwrap();
+                assert_eq!(call().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+                waiting.write_all(b"?").unwrap();
+                assert!(serve_one(&listener));
+                let mut answer = [0; 1];
+                waiting.read_exact(&mut answer).unwrap();
+                assert_eq!(&answer, b"?");
+                // A younger listener gets what the older one, which is looked at first, doesn't take.
+                let younger = put_up();
+                assert_eq!(group_of(younger.as_fd()).unwrap(), 2);
+                attach(younger.as_fd(), Share { first: 1, count: 1 }).unwrap();
+                let _caller = call().unwrap();
+                wait_readable(younger.as_fd());
+                assert!(accept(younger.as_fd()).is_ok());
+            };
+            space.netns().run(check).unwrap();
+        },
+    );
 }
 
 /// Twenty connections wait in the queues of two listeners when one of them closes.
