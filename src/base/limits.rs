@@ -39,8 +39,9 @@ pub const RECORD_PLAINTEXT_BYTES: usize = 16_384;
 /// more than with 16, with 40 a sixth less, with 64 a fifth less.
 pub const RECORDS_A_TURN: usize = 64;
 
-/// Header block of one request or response, as sent on the wire, CONTINUATION included.
-pub const HEADER_BLOCK_BYTES: usize = 16 * 1024;
+/// Header block of one request or response, as sent on the wire, CONTINUATION included. As much as the largest list
+/// that is announced (reference section 11.1): one that is too long decoded is refused, and its tunnel goes on.
+pub const HEADER_BLOCK_BYTES: usize = 64 * 1024;
 
 // shard
 /// How often deadlines of tunnels and half-closed connections are looked at, while there are any.
@@ -145,6 +146,8 @@ pub const FLOW_ERROR_BYTES: usize = 512;
 pub const FLOWS_A_PAGE: usize = 256;
 /// How often followers of flows ask the shards for more.
 pub const FLOWS_POLL_MS: u64 = 100;
+/// A follower to whom nothing was told for so long gets an empty line: one that is gone doesn't keep its place.
+pub const FLOWS_HEARTBEAT_MS: u64 = 15_000;
 /// Followers of flows at a time; each wakes every shard ten times a second.
 pub const FLOW_FOLLOWERS: usize = 8;
 /// Pieces of an answer that wait for a client who reads slowly.
@@ -165,7 +168,7 @@ pub const SURVEY_DEADLINE_MS: u64 = 5_000;
 pub const ITEMS_TOLD: usize = 10_000;
 /// Of these, so many are put into words before the control thread looks after the rest: about 5 ms.
 pub const CONNECTIONS_A_TURN: usize = 1_000;
-/// Scrapes answered at the same time; each has a thread and the counters of all shards. Further ones wait.
+/// Scrapes answered at the same time; each has a thread and the counters of all shards. Further ones wait a while.
 pub const SCRAPES_AT_ONCE: usize = 2;
 /// A piece of an answer that is written while it is sent, before compression.
 pub const CHUNK_BYTES: usize = 64 * 1024;
@@ -173,6 +176,10 @@ pub const CHUNK_BYTES: usize = 64 * 1024;
 pub const CHUNKS_QUEUED: usize = 4;
 /// A reader that takes no piece for so long is given up; Prometheus itself gives a scrape 10 s.
 pub const CHUNK_WAIT_MS: u64 = 10_000;
+/// A reader that hasn't taken the whole answer by then is given up, too: Prometheus' longest usual timeout.
+pub const CHUNKS_WHOLE_MS: u64 = 60_000;
+/// A scrape that finds no place for so long is answered 503.
+pub const SCRAPE_WAIT_MS: u64 = 10_000;
 /// Niceness of threads that write scrapes and profiles: shards go first.
 pub const SCRAPE_NICE: i32 = 10;
 /// Pods whose open sockets are told one by one; Kubernetes puts 110 on a node, and nobody goes past a thousand.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::mesh::identity::{Identity, TrustDomains};
 pub use crate::mesh::inbound::{
-    Inbound, InboundRefuse, InboundRequest, Tunnel, guess_service, inbound, may_ask_for,
+    Inbound, InboundRefuse, InboundRequest, Tunnel, guess_service, inbound, is_waypoint_no_more,
 };
 use crate::mesh::policy::{Action, Held, Policy};
 use crate::mesh::snapshot::Snapshot;

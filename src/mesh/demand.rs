@@ -73,7 +73,8 @@ fn gateway(snapshot: &Snapshot, gateway: &GatewayAddress, missing: &mut Vec<Text
     }
 }
 
-fn address(network: &str, ip: IpAddr) -> Text {
+/// The control plane's name for whatever has an address.
+pub fn address(network: &str, ip: IpAddr) -> Text {
     format!("{network}/{ip}").into()
 }
 

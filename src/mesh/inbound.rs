@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::base::net::Upstream;
 use crate::mesh::authority::{Authority, NotAnAuthority};
-use crate::mesh::service::{Service, ServiceKey};
+use crate::mesh::service::Service;
 use crate::mesh::snapshot::{Found, Snapshot};
 use crate::mesh::workload::{GatewayAddress, GatewayDestination, TunnelProtocol, Workload};
 
@@ -143,7 +143,7 @@ fn validate(request: &InboundRequest<'_>, authority: Authority<'_>) -> Result<()
 
 /// Whether a workload that was called at one address may be asked for another (reference section 7.3): for its own,
 /// for any where it has an application tunnel, and for that of something it is the waypoint of.
-pub fn may_ask_for(
+fn may_ask_for(
     snapshot: &Snapshot,
     network: &str,
     local: &Workload,
@@ -153,28 +153,47 @@ pub fn may_ask_for(
     if asked == connection_dst || local.application_tunnel.is_some() {
         return true;
     }
-    let waypoint = match snapshot.lookup(network, asked, None) {
-        Some(Found::Workload(workload)) => workload.waypoint.as_ref(),
-        Some(Found::Service(service)) => service.waypoint.as_ref(),
-        None => None,
-    };
-    waypoint.is_some_and(|waypoint| is_here(snapshot, local, connection_dst, waypoint))
+    let waypoint = snapshot.lookup(network, asked, None).and_then(|found| found.waypoint());
+    match waypoint.and_then(|waypoint| behind(snapshot, waypoint)) {
+        Some(Found::Workload(workload)) => workload.addresses.contains(&connection_dst),
+        Some(Found::Service(service)) => snapshot.endpoint(&service.key, &local.uid).is_some(),
+        None => false,
+    }
 }
 
-fn is_here(snapshot: &Snapshot, local: &Workload, connection_dst: IpAddr, waypoint: &GatewayAddress) -> bool {
-    let serves = |key: &ServiceKey| snapshot.endpoint(key, &local.uid).is_some();
+/// Whether what was asked for through this waypoint has another one by now, or none. A record that is gone doesn't say
+/// so, and a waypoint that is being taken out of service (istiod calls it unhealthy at once) still serves what it has.
+pub fn is_waypoint_no_more(
+    snapshot: &Snapshot,
+    network: &str,
+    local: &Workload,
+    connection_dst: IpAddr,
+    asked: IpAddr,
+) -> bool {
+    if asked == connection_dst || local.application_tunnel.is_some() {
+        return false;
+    }
+    let Some(found) = snapshot.lookup(network, asked, None) else { return false };
+    let Some(waypoint) = found.waypoint() else { return true };
+    match behind(snapshot, waypoint) {
+        Some(Found::Workload(workload)) => !workload.addresses.contains(&connection_dst),
+        Some(Found::Service(service)) => {
+            local.ports_for(&service.key).is_none() && snapshot.member(&service.key, &local.uid).is_none()
+        }
+        None => {
+            !matches!(waypoint.destination, GatewayDestination::Address { ip, .. } if ip == connection_dst)
+        }
+    }
+}
+
+/// What a waypoint's address or name leads to.
+fn behind<'a>(snapshot: &'a Snapshot, waypoint: &GatewayAddress) -> Option<Found<'a>> {
     match &waypoint.destination {
-        GatewayDestination::Address { network, ip } => match snapshot.lookup(network, *ip, None) {
-            Some(Found::Workload(workload)) => workload.addresses.contains(&connection_dst),
-            Some(Found::Service(service)) => serves(&service.key),
-            None => false,
-        },
-        GatewayDestination::Hostname(key) => match snapshot.service(key) {
-            Some(service) => serves(&service.key),
-            None => snapshot
-                .workload_by_host(key)
-                .is_some_and(|workload| workload.addresses.contains(&connection_dst)),
-        },
+        GatewayDestination::Address { network, ip } => snapshot.lookup(network, *ip, None),
+        GatewayDestination::Hostname(key) => {
+            let workload = || snapshot.workload_by_host(key).map(Found::Workload);
+            snapshot.service(key).map(Found::Service).or_else(workload)
+        }
     }
 }
 

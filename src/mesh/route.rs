@@ -89,20 +89,22 @@ pub fn route(request: &Request<'_>, random: &mut fastrand::Rng) -> Result<Routed
             request.view.note(|| Note::Passthrough);
             Ok(Routed::Go(passthrough(target)))
         }
-        (Some(chosen), None) => {
-            request.view.note(|| Note::Workload(chosen.workload.uid.clone()));
-            match &chosen.workload.waypoint {
+        (Some(chosen), at_vip) => {
+            if at_vip.is_none() {
+                request.view.note(|| Note::Workload(chosen.workload.uid.clone()));
+            }
+            let own = chosen.workload.waypoint.as_ref();
+            match own.filter(|_| meant.is_none() && chosen.workload.network == source.network) {
                 Some(waypoint) if !is_waypoint(request, waypoint) => {
-                    through_waypoint(request, waypoint, None, random)
+                    through_waypoint(request, waypoint, at_vip, random)
                 }
                 Some(waypoint) => {
                     request.view.note(|| Note::CallerIsWaypoint(name(waypoint)));
-                    direct(request, chosen, None, random)
+                    direct(request, chosen, at_vip, random)
                 }
-                None => direct(request, chosen, None, random),
+                None => direct(request, chosen, at_vip, random),
             }
         }
-        (Some(chosen), Some(service)) => direct(request, chosen, Some(service), random),
     }
 }
 

@@ -196,6 +196,11 @@ fn workload_waypoints_take_what_is_not_meant_for_a_service() {
     assert!(plan.unwrap().service.is_none());
     let plan = ask(things(), "10.1.0.1:80");
     assert_eq!(told(&plan), (Carrier::Hbone, "10.0.0.2:15008".into(), Some("10.0.0.2:80")));
+    // An address that is a workload's and a service's too is the workload's: its waypoint is not gone around.
+    let both =
+        [service("alias", &["10.0.0.2"], &[(80, 80)]).into(), serving(server.clone(), "alias", &[]).into()];
+    let plan = ask(things().into_iter().chain(both).collect(), "10.0.0.2:80");
+    assert_eq!(told(&plan), (Carrier::Hbone, "10.0.0.9:15008".into(), Some("10.0.0.2:80")));
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::mesh::index::Index;
 use crate::mesh::policy::{Policy, PolicyScope};
 use crate::mesh::policy_set::PolicySet;
 use crate::mesh::service::{Endpoint, Service, ServiceKey};
-use crate::mesh::workload::{Health, PortPair, Protocol, Workload};
+use crate::mesh::workload::{GatewayAddress, Health, PortPair, Protocol, Workload};
 
 pub(crate) type PersistentMap<K, V> =
     imbl::GenericHashMap<K, V, foldhash::fast::RandomState, imbl::shared_ptr::DefaultSharedPtr>;
@@ -81,6 +81,15 @@ impl<'a> Serving<'a> {
 pub enum Found<'a> {
     Workload(&'a Arc<Workload>),
     Service(&'a Arc<Service>),
+}
+
+impl<'a> Found<'a> {
+    pub fn waypoint(self) -> Option<&'a GatewayAddress> {
+        match self {
+            Self::Workload(workload) => workload.waypoint.as_deref(),
+            Self::Service(service) => service.waypoint.as_deref(),
+        }
+    }
 }
 
 impl Snapshot {
@@ -224,12 +233,18 @@ impl Snapshot {
     /// The endpoint that a workload is of a service, where the health policy admits it.
     pub fn endpoint<'a>(&'a self, key: &'a ServiceKey, uid: &str) -> Option<Serving<'a>> {
         let held = self.services.get(key)?;
+        self.member(key, uid).filter(|serving| held.service.accepts(serving.status))
+    }
+
+    /// The endpoint that a workload is of a service, healthy or not.
+    pub fn member<'a>(&'a self, key: &'a ServiceKey, uid: &str) -> Option<Serving<'a>> {
+        let held = self.services.get(key)?;
         let derived = || Serving::of(self.workload(uid)?, key);
         let given = || {
             let endpoint = held.given.iter().find(|endpoint| *endpoint.workload_uid == *uid);
             endpoint.map(|endpoint| self.given(endpoint))
         };
-        derived().or_else(given).filter(|serving| held.service.accepts(serving.status))
+        derived().or_else(given)
     }
 
     /// The table of a service's endpoints, made by whoever asks first after a change: which costs about as much as

@@ -139,11 +139,14 @@ impl Outcome {
             | Failure::Status(_)
             | Failure::Application(_)
             | Failure::HalfCloseIdle
+            | Failure::Send(_)
+            | Failure::Receive(_)
             | Failure::InboundRefused(_)
             | Failure::NotConnect(_) => Self::Broken,
             Failure::Shortage(_)
             | Failure::TlsSetup(_)
             | Failure::Identity(_)
+            | Failure::Signing(_)
             | Failure::LocalWorkload(_)
             | Failure::Drained
             | Failure::PoolDraining => Self::NotNow,

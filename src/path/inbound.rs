@@ -79,7 +79,7 @@ async fn shake(world: &Rc<PodWorld>, fd: OwnedFd, source: Source) -> Option<Link
     let socket = Socket::new(fd).ok()?;
     let handshake = async {
         let (_, workload) = world.shard.local_workload(&world.pod.info).await?;
-        let credential = world.shard.credential(&workload.identity()).await?;
+        let credential = world.shard.credential(&workload.identity()).await.map_err(Failure::at_signing)?;
         accept_tunnel(world, socket, source.0, &credential).await
     };
     match handshake.await {
@@ -223,6 +223,10 @@ async fn check(world: &Rc<PodWorld>, link: &Link, head: &RequestHead) -> Result<
         let looking =
             shard.looked_up(|snapshot| demand::inbound(&request(world, link, snapshot, &local, authority)));
         snapshot = Box::pin(looking).await.map_err(|failure| (503, failure))?;
+        if caller(world, link, &snapshot, head).is_none() {
+            // Only labels depend on it, so nobody waits for the answer.
+            shard.ask_for(demand::address(&shard.settings.network, link.source.ip())).await;
+        }
     }
     let found = inbound(&request(world, link, &snapshot, &local, authority))
         .map_err(|refuse| (refuse.status(), Failure::InboundRefused(refuse)))?;
@@ -277,13 +281,12 @@ fn introduction(link: &Link, found: &Inbound) -> Result<Vec<u8>, (u16, Failure)>
 /// What ends the wait for the application early: a policy that changed, or a peer that gave its request up.
 async fn interrupted(stream: &Stream, closer: &Closer) -> Result<Socket, (u16, Failure)> {
     loop {
-        if let Some(reason) = closer.reason() {
-            return Err((401, closed(reason)));
-        }
-        match stream.cut() {
-            Some(Cut::Revoked) => return Err((503, Failure::Revoked)),
-            Some(cut) => return Err((503, Failure::Http2(cut.to_string()))),
-            None => {}
+        // A revoked certificate is told before a policy (reference section 7.8).
+        match (stream.cut(), closer.reason()) {
+            (Some(Cut::Revoked), _) => return Err((503, Failure::Revoked)),
+            (_, Some(reason)) => return Err((401, closed(reason))),
+            (Some(cut), None) => return Err((503, Failure::Http2(cut.to_string()))),
+            (None, None) => {}
         }
         stream.signal.wait().await;
     }
@@ -293,14 +296,27 @@ fn peer(link: &Link) -> Option<&Identity> {
     link.tunnel.peer.identity.as_ref()
 }
 
-/// The caller: by its address, or by what it says where it comes through another network's gateway.
+/// The caller: by its address; by what it says of itself where nobody is known there, or it comes through another
+/// network's gateway (reference sections 7.7 and 15.2).
 fn source_side(world: &PodWorld, link: &Link, snapshot: &Snapshot, head: &RequestHead) -> Side {
     let settings = &world.shard.settings;
     let identity = peer(link).cloned();
-    if !is_from_another_network(head.x_forwarded_network.as_deref(), &settings.network) {
-        return Side::of(snapshot.workload_at(&settings.network, link.source.ip()).cloned(), identity);
+    if let Some(workload) = caller(world, link, snapshot, head) {
+        return Side::of(Some(workload.clone()), identity);
     }
     let values: Vec<&[u8]> = head.baggage.iter().map(Vec::as_slice).collect();
-    let told = settings.response_baggage.then(|| Box::new(parse_baggage(&values).party()));
+    let speaks = settings.response_baggage && !values.is_empty();
+    let told = speaks.then(|| Box::new(parse_baggage(&values).party()));
     Side { workload: None, told, identity }
+}
+
+fn caller<'a>(
+    world: &PodWorld,
+    link: &Link,
+    snapshot: &'a Snapshot,
+    head: &RequestHead,
+) -> Option<&'a Arc<Workload>> {
+    let network = &world.shard.settings.network;
+    let local = !is_from_another_network(head.x_forwarded_network.as_deref(), network);
+    snapshot.workload_at(network, link.source.ip()).filter(|_| local)
 }

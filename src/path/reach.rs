@@ -188,11 +188,11 @@ impl Call<'_> {
             Err(cut) => {
                 let failure = Failure::Http2(format!("no answer: {cut}"));
                 Err(match cut {
-                    Cut::Lost if ahead == 0 => Unasked::Unheard(failure),
+                    Cut::Lost | Cut::Broken(_) if ahead == 0 => Unasked::Unheard(failure),
                     // The peer has not looked at it (RFC 9113 section 8.7).
                     Cut::Reset(_) if cut.may_try_again() => Unasked::Unheard(failure),
                     Cut::Reset(_) if ahead == 0 => Unasked::Answered(failure),
-                    Cut::Lost | Cut::Reset(_) | Cut::Revoked => Unasked::Doubtful(failure),
+                    Cut::Lost | Cut::Broken(_) | Cut::Reset(_) | Cut::Revoked => Unasked::Doubtful(failure),
                 })
             }
         }

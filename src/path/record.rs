@@ -17,11 +17,11 @@ use crate::mesh::service::Service;
 use crate::mesh::workload::Workload;
 use crate::shard::Shard;
 use crate::shard::closer::CloseReason;
+use crate::shard::ending::Ending;
 use crate::shard::failure::{Failure, Status};
 use crate::shard::flows::{Describe, Ended};
-use crate::shard::meter::Meter;
+use crate::shard::meter::{Meter, Way};
 use crate::shard::pod::PodWorld;
-use crate::shard::relay::Ending;
 use crate::shard::stats::bump;
 use crate::shard::table::Entered;
 use crate::shard::tally::Tally;
@@ -111,8 +111,9 @@ impl Record {
     pub fn end(mut self, ending: Ending) {
         match ending {
             Ending::Finished => self.settle(None, None),
-            // A reset is an application's ordinary way to end (reference section 11.3).
             Ending::Reset => self.settle(None, Some("reset")),
+            Ending::Failed(Way::ToServer, fault) => self.settle_failed(&Failure::Send(fault)),
+            Ending::Failed(Way::ToClient, fault) => self.settle_failed(&Failure::Receive(fault)),
             Ending::Closed(reason) => self.settle_failed(&closed(reason)),
         }
     }
@@ -170,12 +171,12 @@ impl Record {
         let line = AccessLine {
             event,
             src_addr: about.src_addr,
-            src: about.source.end(mutual),
+            src: about.source.end(mutual, SOURCE_NAME),
             dst_addr: about.dst_addr,
             dst_name: None,
             dst_hbone_addr: about.hbone_addr.as_deref().map(hbone_addr),
             dst_service: about.service.as_ref().map(|service| &*service.key.hostname),
-            dst: about.destination.end(mutual),
+            dst: about.destination.end(mutual, DESTINATION_NAME),
             direction: about.direction(),
             bytes_sent,
             bytes_recv,
@@ -344,8 +345,8 @@ impl Describe for About {
             dst: self.dst_addr,
             dst_name: None,
             authority: self.hbone_addr.clone(),
-            source: self.source.told(mutual),
-            destination: self.destination.told(mutual),
+            source: self.source.told(mutual, SOURCE_NAME),
+            destination: self.destination.told(mutual, DESTINATION_NAME),
             service: self.service.as_ref().map(|service| service.key.to_string()),
             via: self.via,
         }
@@ -371,13 +372,20 @@ impl About {
     }
 }
 
+/// What a party that is known by its baggage only is called in the log (reference section 16.1): a caller by its
+/// service, the far end behind a gateway by its workload.
+type NameOf = fn(&Party) -> &Text;
+
+const SOURCE_NAME: NameOf = |told| &told.canonical_service;
+const DESTINATION_NAME: NameOf = |told| &told.workload;
+
 impl Side {
     pub fn of(workload: Option<Arc<Workload>>, identity: Option<Identity>) -> Self {
         Self { workload, told: None, identity }
     }
 
-    fn told(&self, mutual: bool) -> FlowEnd {
-        let end = self.end(mutual);
+    fn told(&self, mutual: bool, name: NameOf) -> FlowEnd {
+        let end = self.end(mutual, name);
         let text = |value: Option<&str>| value.unwrap_or_default().into();
         FlowEnd {
             workload: text(end.workload),
@@ -395,7 +403,7 @@ impl Side {
         }
     }
 
-    fn end(&self, mutual: bool) -> End<'_> {
+    fn end(&self, mutual: bool, name: NameOf) -> End<'_> {
         let identity = self.identity.as_ref().filter(|_| mutual).map(|identity| identity as &dyn Display);
         let filled = |text: &'_ Text| !text.is_empty();
         match (&self.workload, &self.told) {
@@ -406,7 +414,7 @@ impl Side {
                 cluster: Some(&*workload.cluster_id),
             },
             (None, Some(told)) => End {
-                workload: Some(&told.canonical_service).filter(|text| filled(text)).map(|text| &**text),
+                workload: Some(name(told)).filter(|text| filled(text)).map(|text| &**text),
                 namespace: Some(&told.namespace).filter(|text| filled(text)).map(|text| &**text),
                 identity,
                 cluster: Some(&told.cluster).filter(|text| filled(text)).map(|text| &**text),

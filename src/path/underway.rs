@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use pin_project_lite::pin_project;
 
 use crate::path::record::Record;
-use crate::shard::relay::Ending;
+use crate::shard::ending::Ending;
 
 pin_project! {
     /// First the way there, then what it led to, if anything.

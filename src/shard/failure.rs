@@ -7,6 +7,7 @@ use crate::base::fault::Whose;
 use crate::mesh::admit::{Denial, InboundRefuse};
 use crate::mesh::labels::Flag;
 use crate::mesh::plan::Refuse;
+use crate::shard::ending::Fault;
 use crate::sys::listener::is_descriptor_shortage;
 
 /// Clonable, so that one failed dial can be told to everybody who waited for it.
@@ -32,6 +33,9 @@ pub enum Failure {
     Http2(String),
     #[error("identity error: {0}")]
     Identity(String),
+    /// The same where a peer calls.
+    #[error("signing error: {0}")]
+    Signing(String),
     #[error("http status: {0}")]
     Status(Status),
     #[error("connection failed: {0}")]
@@ -62,6 +66,12 @@ pub enum Failure {
     Refused(#[from] Refuse),
     #[error(transparent)]
     InboundRefused(#[from] InboundRefuse),
+    /// Bytes from the client on their way, after the far side was reached.
+    #[error("send: {0}")]
+    Send(Fault),
+    /// Bytes to the client on their way.
+    #[error("receive: {0}")]
+    Receive(Fault),
     #[error("expected method CONNECT, got {0}")]
     NotConnect(String),
     #[error("pool draining")]
@@ -106,13 +116,18 @@ impl Failure {
         if short { Self::Shortage(text) } else { Self::Io { kind: error.kind(), text } }
     }
 
+    /// As it is told where a peer's tunnel couldn't be taken (reference section 7.1).
+    pub fn at_signing(self) -> Self {
+        if let Self::Identity(why) = self { Self::Signing(why) } else { self }
+    }
+
     /// `response_flags` of the closed and failed metrics.
     pub fn flag(&self) -> Flag {
         match self {
             Self::TunnelConnectDeadline => Flag::NetworkPolicy,
             Self::TlsSetup(_) => Flag::TlsFailure,
             Self::Http2(_) => Flag::Http2Handshake,
-            Self::Identity(_) => Flag::Identity,
+            Self::Identity(_) | Self::Signing(_) => Flag::Identity,
             Self::PolicyChange | Self::WaypointChange | Self::PolicyRejection(_) => Flag::Deny,
             Self::Revoked => Flag::CertificateRevoked,
             // The reference drops the connection's task here, and its flag stays unset.
@@ -132,6 +147,8 @@ impl Failure {
             | Self::Refused(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
+            | Self::Send(_)
+            | Self::Receive(_)
             | Self::PoolDraining => Flag::Connect,
         }
     }
@@ -148,7 +165,7 @@ impl Failure {
             Self::TlsSetup(_) => "tls_setup",
             Self::TlsHandshake(_) | Self::InboundHandshake(_) => "tls_handshake",
             Self::Http2(_) => "http2",
-            Self::Identity(_) => "no_certificate",
+            Self::Identity(_) | Self::Signing(_) => "no_certificate",
             Self::Status(Status(401 | 403)) => "denied_by_peer",
             Self::Status(_) => "refused_by_peer",
             Self::Application(_) => "application_unreachable",
@@ -158,6 +175,7 @@ impl Failure {
             Self::Revoked => "certificate_revoked",
             Self::Drained | Self::PoolDraining => "drain",
             Self::HalfCloseIdle => "half_close_idle",
+            Self::Send(_) | Self::Receive(_) => "relay_failed",
             Self::LocalWorkload(_) => "workload_unknown",
             Self::LookUp(_) => "look_up_timeout",
             Self::NameUnknown(_) => "name_unknown",
@@ -183,6 +201,7 @@ impl Failure {
             | Self::Shortage(_)
             | Self::InboundHandshake(_)
             | Self::Identity(_)
+            | Self::Signing(_)
             | Self::Application(_)
             | Self::PolicyChange
             | Self::WaypointChange
@@ -195,6 +214,8 @@ impl Failure {
             | Self::NameUnanswered(_)
             | Self::Refused(_)
             | Self::InboundRefused(_)
+            | Self::Send(_)
+            | Self::Receive(_)
             | Self::NotConnect(_)
             | Self::PoolDraining => false,
         }
@@ -214,6 +235,8 @@ impl Failure {
             | Self::Status(_)
             | Self::InboundRefused(_)
             | Self::NotConnect(_)
+            | Self::Send(_)
+            | Self::Receive(_)
             | Self::Revoked
             | Self::Application(_) => Whose::Peer,
             Self::PolicyChange
@@ -223,7 +246,8 @@ impl Failure {
             | Self::LookUp(_)
             | Self::NameUnknown(_)
             | Self::NameUnanswered(_)
-            | Self::Identity(_) => Whose::Mesh,
+            | Self::Identity(_)
+            | Self::Signing(_) => Whose::Mesh,
             Self::TlsSetup(_) | Self::Shortage(_) | Self::Drained | Self::PoolDraining => Whose::Us,
         }
     }
@@ -257,6 +281,7 @@ mod tests {
             Failure::InboundHandshake(text()),
             Failure::Http2(text()),
             Failure::Identity(text()),
+            Failure::Signing(text()),
             Failure::Status(Status(401)),
             Failure::Status(Status(503)),
             Failure::Application(text()),
@@ -268,6 +293,7 @@ mod tests {
             Failure::Drained,
             Failure::PoolDraining,
             Failure::HalfCloseIdle,
+            Failure::Send(Fault::PingTimeout),
             Failure::LocalWorkload(text()),
             Failure::LookUp("x".into()),
             Failure::NameUnknown(text()),

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use crate::base::limits::HALF_CLOSE_IDLE_MS;
 use crate::shard::closer::CloseReason;
+use crate::shard::ending::Ending;
 use crate::shard::meter::Meter;
-use crate::shard::relay::Ending;
 use crate::shard::socket::Socket;
 
 /// Starts at the first look after one side has finished.

@@ -6,6 +6,7 @@ pub mod buffers;
 pub mod closer;
 pub mod decision;
 pub mod dns;
+pub mod ending;
 pub mod failure;
 pub mod flows;
 pub mod gate;

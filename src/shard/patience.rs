@@ -96,6 +96,13 @@ impl Shard {
         }
     }
 
+    /// Asks for a name that the mesh is not known to lack, and doesn't wait for it.
+    pub async fn ask_for(&self, name: Text) {
+        if !self.absent.holds(&name, Instant::now()) {
+            self.report(Report::Lookup(name)).await;
+        }
+    }
+
     /// The addresses of a host name, asked for where no fresh answer is at hand; `None` where nobody knew any in time.
     pub async fn resolved(&self, host: &Text) -> Option<Arc<[IpAddr]>> {
         let look = || match self.hosts.lookup(host, Instant::now()) {

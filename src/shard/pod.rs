@@ -436,11 +436,13 @@ fn put_up(shard: &Shard, pod: &Pod) -> Result<PutUp, ListenError> {
     let socks5 = settings.socks5.iter().map(|addr| (Port::Socks5, *addr));
     let explicit = socks5.chain(settings.connect.iter().map(|addr| (Port::Connect, *addr)));
     let ports = captured.into_iter().chain(explicit);
+    // Not the proxy's own ports, and not those of a dedicated proxy (reference section 1.2).
+    let of_a_pod = pod.netns.is_some() && !own;
     let plan = |addr, transparent| ListenerPlan {
         addr,
-        mark: settings.mark.filter(|_| !own),
+        mark: settings.mark.filter(|_| of_a_pod),
         // Several shards share the port even where two processes must not.
-        reuse_port: settings.port_reuse || carriers(shard, pod) > 1,
+        reuse_port: (of_a_pod && settings.port_reuse) || carriers(shard, pod) > 1,
         transparent,
     };
     let make = || {

@@ -13,6 +13,7 @@ use pin_project_lite::pin_project;
 use crate::base::limits::RECORDS_A_TURN;
 use crate::shard::buffers::{HEADROOM_BYTES, SLOT_PAYLOAD_BYTES, payload_places};
 use crate::shard::closer::{CloseReason, Closer};
+use crate::shard::ending::Ending;
 use crate::shard::half_close::HalfClose;
 use crate::shard::meter::{Meter, Way};
 use crate::shard::ready::{Woke, give_way, poll_first};
@@ -30,16 +31,6 @@ const TURN_BYTES: usize = 512 * 1024;
 #[expect(clippy::cast_possible_truncation, reason = "a constant that fits")]
 const MOST_SLOTS: u8 = RECORDS_A_TURN as u8;
 const _: () = assert!(RECORDS_A_TURN <= u8::MAX as usize);
-
-/// How a relayed connection ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ending {
-    /// Both sides finished.
-    Finished,
-    /// One side reset it, and the other was told so.
-    Reset,
-    Closed(CloseReason),
-}
 
 /// Both ends of a relayed stream.
 pub struct StreamRelay {
@@ -60,7 +51,7 @@ enum Pumped {
     /// Wait until the stream may send again.
     WaitStream,
     Finished,
-    Failed,
+    Failed(ErrorKind),
 }
 
 impl StreamRelay {
@@ -104,18 +95,28 @@ impl StreamRelay {
 
     /// Whether the connection is over after what is known now.
     fn over(&self, pumped: Pumped, rare: &mut Option<Box<Rare>>) -> Option<Ending> {
+        // A revoked certificate is told before a policy (reference section 7.8).
+        if self.stream.cut() == Some(Cut::Revoked) {
+            return Some(Ending::Closed(CloseReason::Revoked));
+        }
         if let Some(reason) = self.closer.reason() {
             return Some(Ending::Closed(reason));
         }
-        if pumped == Pumped::Failed || self.stream.sink_failed().is_some() {
-            return Some(Ending::Reset);
+        if let Pumped::Failed(kind) = pumped {
+            return Some(Ending::after_io(self.way(), kind));
+        }
+        let from_peer = self.stream.way;
+        if let Some(kind) = self.stream.sink_failed() {
+            return Some(Ending::after_io(from_peer, kind));
         }
         match self.stream.cut() {
-            // A peer that resets without an error has no more to say and wants no more (RFC 9113 section 8.1).
-            Some(Cut::Reset(Code::NO_ERROR)) if !self.stream.has_waiting() => return Some(Ending::Finished),
-            Some(Cut::Reset(Code::NO_ERROR)) | None => {}
-            Some(Cut::Revoked) => return Some(Ending::Closed(CloseReason::Revoked)),
-            Some(Cut::Reset(_) | Cut::Lost) => return Some(Ending::Reset),
+            // A peer that has said all and resets without an error wants no more (RFC 9113 section 8.1).
+            Some(Cut::Reset(Code::NO_ERROR)) if self.stream.drained() => return Some(Ending::Finished),
+            Some(Cut::Reset(Code::NO_ERROR)) if self.stream.peer_finished() => {}
+            Some(Cut::Reset(code)) => return Some(Ending::after_reset(from_peer, code)),
+            Some(Cut::Lost) => return Some(Ending::Reset),
+            Some(Cut::Broken(fault)) => return Some(Ending::Failed(from_peer, fault)),
+            Some(Cut::Revoked) | None => {}
         }
         let finished = match (pumped == Pumped::Finished, self.stream.drained()) {
             (true, true) => return Some(Ending::Finished),
@@ -168,7 +169,7 @@ impl StreamRelay {
                 }
                 Ok(got) => got,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Pumped::WaitApp,
-                Err(_) => return Pumped::Failed,
+                Err(error) => return Pumped::Failed(error.kind()),
             };
             self.meter.add(self.way(), got);
             if got <= SMALL_BYTES {

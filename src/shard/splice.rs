@@ -9,10 +9,10 @@ use std::task::Poll;
 
 use crate::shard::buffers::Buffers;
 use crate::shard::closer::Closer;
+use crate::shard::ending::Ending;
 use crate::shard::half_close::HalfClose;
 use crate::shard::meter::{Meter, Way};
 use crate::shard::ready::{give_way, poll_slot};
-use crate::shard::relay::Ending;
 use crate::shard::socket::Socket;
 
 /// First read of a quiet direction; it grows while reads fill it.
@@ -44,7 +44,7 @@ struct Direction {
 enum Flow {
     Open,
     Ended,
-    Failed,
+    Failed(ErrorKind),
 }
 
 impl Splice {
@@ -70,7 +70,8 @@ impl Splice {
                 return Ending::Closed(reason);
             }
             let finished = match (up.state, down.state) {
-                (Flow::Failed, _) | (_, Flow::Failed) => return Ending::Reset,
+                (Flow::Failed(kind), _) => return Ending::after_io(up.way, kind),
+                (_, Flow::Failed(kind)) => return Ending::after_io(down.way, kind),
                 (Flow::Ended, Flow::Ended) => return Ending::Finished,
                 (up, down) => up == Flow::Ended || down == Flow::Ended,
             };
@@ -161,7 +162,7 @@ impl Direction {
                     self.read_bytes = self.read_bytes.saturating_mul(2);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => self.state = Flow::Failed,
+                Err(error) => self.state = Flow::Failed(error.kind()),
             }
         }
     }
@@ -173,7 +174,7 @@ impl Direction {
                 self.waiting.extend_from_slice(bytes.get(count..).unwrap_or_default());
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => self.waiting.extend_from_slice(bytes),
-            Err(_) => self.state = Flow::Failed,
+            Err(error) => self.state = Flow::Failed(error.kind()),
         }
     }
 
@@ -186,8 +187,8 @@ impl Direction {
                     splice.meter.add(self.way, count);
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return false,
-                Err(_) => {
-                    self.state = Flow::Failed;
+                Err(error) => {
+                    self.state = Flow::Failed(error.kind());
                     return false;
                 }
             }

@@ -5,6 +5,7 @@ use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind, IoSlice};
 use std::rc::{Rc, Weak};
 
+use crate::shard::ending::Fault;
 use crate::shard::meter::{Meter, Way};
 use crate::shard::signal::Signal;
 use crate::shard::socket::Socket;
@@ -48,6 +49,9 @@ pub enum Cut {
     /// Its tunnel ended under it.
     #[error("stream lost with its tunnel")]
     Lost,
+    /// Its tunnel broke under it.
+    #[error("stream lost with its tunnel: {0}")]
+    Broken(Fault),
     /// Its tunnel's peer may not be talked to any more.
     #[error("peer certificate revoked by CRL")]
     Revoked,
@@ -57,7 +61,7 @@ impl Cut {
     /// Whether the same request may find its way by another tunnel. The peer has not looked at one that it
     /// refused (RFC 9113 section 8.7); one that was lost has at least got no answer.
     pub fn may_try_again(self) -> bool {
-        matches!(self, Self::Lost | Self::Reset(Code::REFUSED_STREAM))
+        matches!(self, Self::Lost | Self::Broken(_) | Self::Reset(Code::REFUSED_STREAM))
     }
 }
 
@@ -106,6 +110,11 @@ impl Stream {
 
     pub fn sink_failed(&self) -> Option<ErrorKind> {
         self.sink_failed.get()
+    }
+
+    /// The peer has sent its last byte.
+    pub fn peer_finished(&self) -> bool {
+        self.peer_finished.get()
     }
 
     /// The peer's last byte has been handed to the application.

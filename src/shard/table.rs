@@ -13,7 +13,7 @@ use slab::Slab;
 use crate::base::text::Text;
 use crate::bridge::flow::LiveDetail;
 use crate::bridge::report::{LiveConnection, LiveProtocol};
-use crate::mesh::admit::{Call, Decision, Verdict, decide, may_ask_for};
+use crate::mesh::admit::{Call, Decision, Verdict, decide, is_waypoint_no_more};
 use crate::mesh::guard::Guard;
 use crate::mesh::identity::{Identity, TrustDomains};
 use crate::mesh::snapshot::Snapshot;
@@ -242,8 +242,9 @@ impl Group {
     }
 
     fn lost(&self, snapshot: &Snapshot, network: &str, workload: &Workload) -> Vec<(IpAddr, IpAddr)> {
-        let may = |(to, asked): &(IpAddr, IpAddr)| may_ask_for(snapshot, network, workload, *to, *asked);
-        self.asked.borrow().keys().filter(|pair| !may(pair)).copied().collect()
+        let is_lost =
+            |(to, asked): &(IpAddr, IpAddr)| is_waypoint_no_more(snapshot, network, workload, *to, *asked);
+        self.asked.borrow().keys().filter(|pair| is_lost(pair)).copied().collect()
     }
 
     /// Shows so many entries that policies decide about, from a place on; the place to go on from, if there are more.

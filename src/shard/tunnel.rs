@@ -87,6 +87,7 @@ impl Tunnel {
                 (state.ended(), !state.backlog.is_empty())
             };
             if let Some(end) = end {
+                self.receive_rest(&end);
                 // Needs room only once, so it doesn't count for an idle tunnel.
                 Box::pin(self.close(&end)).await;
                 return end;
@@ -338,6 +339,17 @@ impl Tunnel {
         self.buffers.events.replace(events);
     }
 
+    /// Where a send told first that the peer is gone, what it said before is still here: whole answers, perhaps.
+    fn receive_rest(self: &Rc<Self>, end: &TunnelEnd) {
+        if !matches!(end, TunnelEnd::Io { .. }) {
+            return;
+        }
+        self.state.borrow_mut().end = None;
+        // Nobody could answer a request any more.
+        self.receive(&|_, _| {}, false);
+        self.state.borrow_mut().end = Some(end.clone());
+    }
+
     fn dispatch(
         self: &Rc<Self>,
         events: &mut Vec<Event>,
@@ -432,7 +444,7 @@ impl Tunnel {
             streams.retain(|id, _| state.http2.is_open(*id));
             streams
         };
-        let cut = if *end == TunnelEnd::Revoked { Cut::Revoked } else { Cut::Lost };
+        let cut = end.cut();
         for stream in streams.into_values() {
             stream.on_cut(cut);
         }

@@ -2,14 +2,15 @@
 //! No waiting and no tasks here; `shard::tunnel` has those.
 
 use std::collections::HashMap;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::base::limits;
 use crate::shard::buffers::{Buffers, SCRATCH_BYTES};
+use crate::shard::ending::{Fault, is_peer_gone};
 use crate::shard::socket::Socket;
-use crate::shard::stream::Stream;
+use crate::shard::stream::{Cut, Stream};
 use crate::tls::record::{Content, ContentType, HEADER_BYTES, Opener, Sealer, TRAILER_BYTES};
 use crate::wire::h2::{Connection, Event, StreamId};
 
@@ -23,8 +24,8 @@ const LEAST_READ_BYTES: usize = 4 * 1024;
 pub enum TunnelEnd {
     #[error("the peer closed the tunnel")]
     PeerClosed,
-    #[error("{0}")]
-    Io(String),
+    #[error("{text}")]
+    Io { kind: ErrorKind, text: String },
     #[error("h2 failed: {0}")]
     Http2(String),
     #[error("tls error: {0}")]
@@ -37,6 +38,26 @@ pub enum TunnelEnd {
     Finished,
     #[error("peer certificate revoked by CRL")]
     Revoked,
+}
+
+impl TunnelEnd {
+    fn io(error: &io::Error) -> Self {
+        Self::Io { kind: error.kind(), text: error.to_string() }
+    }
+
+    /// What its streams are told.
+    pub(super) fn cut(&self) -> Cut {
+        match self {
+            Self::PeerClosed | Self::Finished => Cut::Lost,
+            Self::Io { kind, .. } if is_peer_gone(*kind) => Cut::Lost,
+            Self::Io { kind, .. } => Cut::Broken(Fault::Io(*kind)),
+            Self::Http2(_) => Cut::Broken(Fault::Protocol),
+            Self::Record(_) => Cut::Broken(Fault::Record),
+            Self::PingTimeout => Cut::Broken(Fault::PingTimeout),
+            Self::NoSettings => Cut::Broken(Fault::NoSettings),
+            Self::Revoked => Cut::Revoked,
+        }
+    }
 }
 
 /// Everything that a tunnel is, but its socket.
@@ -155,7 +176,7 @@ impl State {
                 Ok(0) => return Err(TunnelEnd::PeerClosed),
                 Ok(got) => got,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => 0,
-                Err(error) => return Err(TunnelEnd::Io(error.to_string())),
+                Err(error) => return Err(TunnelEnd::io(&error)),
             };
             self.read_bytes = if got == room_bytes {
                 (self.read_bytes * 2).min(SCRATCH_BYTES)
@@ -278,7 +299,7 @@ impl State {
                 Ok(count) => self.sent += count,
                 Err(error) => {
                     if error.kind() != ErrorKind::WouldBlock {
-                        self.fail(TunnelEnd::Io(error.to_string()));
+                        self.fail(TunnelEnd::io(&error));
                     }
                     hold_back(&mut self.backlog, &mut self.sent, sealed);
                     return;
@@ -293,7 +314,7 @@ impl State {
                 Ok(count) => sealed = sealed.get(count..).unwrap_or_default(),
                 Err(error) => {
                     if error.kind() != ErrorKind::WouldBlock {
-                        self.fail(TunnelEnd::Io(error.to_string()));
+                        self.fail(TunnelEnd::io(&error));
                     }
                     hold_back(&mut self.backlog, &mut self.sent, sealed);
                     return;

@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use crate::shard::closer::CloseReason;
-use crate::shard::relay::Ending;
+use crate::shard::ending::Ending;
 use crate::shard::tests::fixture::{App, End, Pair, on_both_loops, random_bytes, settings, until};
 
 /// Kernel buffers of an application that is to feel back-pressure soon.

@@ -8,8 +8,8 @@ use monoio::task::JoinHandle;
 
 use crate::shard::buffers::Buffers;
 use crate::shard::closer::{CloseReason, Closer};
+use crate::shard::ending::Ending;
 use crate::shard::meter::Meter;
-use crate::shard::relay::Ending;
 use crate::shard::splice::Splice;
 use crate::shard::tests::fixture::{App, connected, meter, on_both_loops, random_bytes, until};
 

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use crate::bridge::report::LiveProtocol;
 use crate::mesh::admit::Verdict;
 use crate::mesh::delta::{Change, apply};
-use crate::mesh::fixture::{gateway, mesh, pod, policy, service, with};
+use crate::mesh::fixture::{gateway, mesh, pod, policy, service, serving, with};
 use crate::mesh::policy::{Action, Match, Policy, PolicyScope};
 use crate::mesh::service::Service;
 use crate::mesh::snapshot::Snapshot;
+use crate::mesh::workload::{Health, Workload};
 use crate::shard::closer::{CloseReason, Closer};
 use crate::shard::table::{Entry, Original, Subject, Table};
 
@@ -128,6 +129,32 @@ fn a_waypoint_keeps_what_it_is_asked_for_only_while_it_is_the_waypoint() {
     assert_eq!(ask(&table, &others), (2, vec![80]));
     drop(asked);
     assert_eq!(ask(&table, &others), (0, vec![]));
+}
+
+#[test]
+fn a_waypoint_that_ends_keeps_what_it_has_until_it_is_another() {
+    let table = Rc::new(Table::default());
+    let waypoint = Arc::new(serving(pod("waypoint", &["10.0.0.2"]), "way", &[]));
+    let served = |through: &str| Service {
+        waypoint: gateway(through, 15_008),
+        ..service("web", &["10.10.0.1"], &[(80, 80)])
+    };
+    let way = |name: &str| service(name, &[], &[(15_008, 15_008)]);
+    let things =
+        [Change::Workload(waypoint.clone()), way("way").into(), way("new").into(), served("way").into()];
+    let ours = mesh(things);
+    let closer = Closer::default();
+    let _asked = table.enter_at(&waypoint, &ours, entry(80, true, Some("10.10.0.1"), &closer));
+    let sick = Workload { status: Health::Unhealthy, ..(*waypoint).clone() };
+    let ending = apply(&ours, [Change::Workload(Arc::new(sick))], None);
+    assert_eq!(ask(&table, &ending), (0, vec![]));
+    let gone = apply(&ending, [Change::RemoveWorkload(waypoint.uid.clone())], None);
+    assert_eq!(ask(&table, &gone), (0, vec![]));
+    let web = service("web", &[], &[]).key;
+    assert_eq!(ask(&table, &apply(&gone, [Change::RemoveService(web)], None)), (0, vec![]));
+    assert_eq!(ask(&table, &apply(&gone, [served("new").into()], None)), (1, vec![80]));
+    let detached = Service { waypoint: None, ..served("way") };
+    assert_eq!(ask(&table, &apply(&gone, [detached.into()], None)), (1, vec![80]));
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! A tunnel's own ends, and streams at odd moments of its life.
 
+use crate::shard::buffers::{HEADROOM_BYTES, SLOT_BYTES};
+use crate::shard::ending::{Ending, Fault};
+use crate::shard::meter::Way;
 use crate::shard::pool::Carries;
-use crate::shard::relay::Ending;
 use crate::shard::stream::Cut;
 use crate::shard::tests::fixture::{Pair, head, on_both_loops, random_bytes, settings, turn, until};
 use crate::shard::tunnel::TunnelEnd;
@@ -44,8 +46,48 @@ fn a_dead_wire_resets_the_streams() {
         io::reset(pair.wire.as_fd()).unwrap();
         assert!(near.app.is_reset().await && far.app.is_reset().await);
         assert_eq!((near.ending.await, far.ending.await), (Some(Ending::Reset), Some(Ending::Reset)));
-        assert!(matches!(pair.client_end.await, TunnelEnd::Io(_)));
+        assert!(matches!(pair.client_end.await, TunnelEnd::Io { .. }));
         assert!(pair.client.is_finished() && !pair.client.has_room());
+    });
+}
+
+/// What the peer's codes mean for a connection (reference section 11.3).
+#[test]
+fn a_reset_is_a_fault_by_its_code_and_an_early_one_is_never_an_end() {
+    on_both_loops(async || {
+        for code in [Code::NO_ERROR, Code::CANCEL, Code::STREAM_CLOSED] {
+            let pair = Pair::new().await;
+            let (near, far) = pair.through().await;
+            pair.server.reset(&far.stream, code);
+            assert!(near.app.is_reset().await, "{code}");
+            assert_eq!(near.ending.await, Some(Ending::Reset), "{code}");
+        }
+        for code in [Code::INTERNAL_ERROR, Code::CONNECT_ERROR, Code::REFUSED_STREAM] {
+            let pair = Pair::new().await;
+            let (near, far) = pair.through().await;
+            pair.server.reset(&far.stream, code);
+            assert!(near.app.is_reset().await, "{code}");
+            assert_eq!(near.ending.await, Some(Ending::Failed(Way::ToClient, Fault::Stream(code))));
+        }
+    });
+}
+
+/// A send may tell before the read does that the peer is gone. What the peer said before that arrives.
+#[test]
+fn what_came_before_a_dead_wire_is_handed_over() {
+    on_both_loops(async || {
+        let pair = Pair::new().await;
+        let (near, far) = pair.through().await;
+        // As the product's sockets: nothing of it waits for an acknowledgement.
+        socket2::SockRef::from(&pair.wire).set_tcp_nodelay(true).unwrap();
+        let mut scratch = vec![7; SLOT_BYTES];
+        let answer = scratch[HEADROOM_BYTES..HEADROOM_BYTES + 5_000].to_vec();
+        pair.server.send_slots(&far.stream, &mut scratch, answer.len());
+        io::reset(pair.wire.as_fd()).unwrap();
+        pair.client.send_slots(&near.stream, &mut scratch, 5_000);
+        assert!(near.app.read_exactly(answer.len()).await.unwrap() == answer);
+        assert!(near.app.is_reset().await);
+        assert!(matches!(pair.client_end.await, TunnelEnd::Io { .. }));
     });
 }
 
@@ -184,7 +226,8 @@ fn data_and_a_reset_before_the_application_was_there_end_in_a_reset() {
         until(|| arrived.cut().is_some()).await;
         let far = pair.relay_far(arrived, None);
         assert!(far.app.is_reset().await);
-        assert_eq!(far.ending.await, Some(Ending::Reset));
+        let fault = Fault::Stream(Code::INTERNAL_ERROR);
+        assert_eq!(far.ending.await, Some(Ending::Failed(Way::ToServer, fault)));
         pair.client.release(&stream);
     });
 }

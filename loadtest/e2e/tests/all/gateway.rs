@@ -274,9 +274,11 @@ fn an_application_that_wants_the_proxy_header_gets_it_first() {
 
 /// Makes one call for each set of headers, each of another length, and tells what the log says of the caller:
 /// workload, namespace, identity.
-fn callers(environment: &[(&str, &str)], calls: &[&[(&str, &str)]]) -> Vec<[String; 3]> {
+fn callers(known: bool, environment: &[(&str, &str)], calls: &[&[(&str, &str)]]) -> Vec<[String; 3]> {
     let world = World::start_with(&[&[("NETWORK", "here")], environment].concat(), |world| {
-        world.cluster.mesh.add(&world.stranger, false).extra.push("network: here".to_owned());
+        if known {
+            world.cluster.mesh.add(&world.stranger, false).extra.push("network: here".to_owned());
+        }
     });
     let _app = Server::start(&world.server, APP_PORT, echo);
     let peer = HbonePeer::new(
@@ -317,8 +319,19 @@ fn a_caller_from_another_network_is_who_its_baggage_says() {
     ];
     let afar = ["shop", "afar", identity].map(str::to_owned);
     let unknown = ["", "", identity].map(str::to_owned);
-    assert_eq!(callers(&[], &calls), [here.clone(), here.clone(), afar.clone(), afar, unknown.clone()]);
+    assert_eq!(callers(true, &[], &calls), [here.clone(), here.clone(), afar.clone(), afar, unknown.clone()]);
     // Where baggage is off, nothing is believed of it either.
-    let told = callers(&[("ENABLE_RESPONSE_BAGGAGE", "false")], &calls[..3]);
+    let told = callers(true, &[("ENABLE_RESPONSE_BAGGAGE", "false")], &calls[..3]);
     assert_eq!(told, [here.clone(), here, unknown]);
+}
+
+#[test]
+fn a_caller_that_the_mesh_does_not_know_is_who_its_baggage_says() {
+    let baggage = ("baggage", "k8s.namespace.name=afar,k8s.deployment.name=shop-1,service.name=shop");
+    let identity = "spiffe://cluster.local/ns/default/sa/stranger";
+    let [told, unknown] =
+        [["shop", "afar", identity], ["", "", identity]].map(|fields| fields.map(str::to_owned));
+    let calls: [&[(&str, &str)]; 2] = [&[baggage], &[]];
+    assert_eq!(callers(false, &[], &calls), [told, unknown.clone()]);
+    assert_eq!(callers(false, &[("ENABLE_RESPONSE_BAGGAGE", "false")], &calls[..1]), [unknown]);
 }

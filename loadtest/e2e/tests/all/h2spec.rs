@@ -21,7 +21,7 @@ const SECTIONS: [&str; 8] =
 const LEAST_PASSED: u32 = 125;
 
 /// Cases that can't be met, and why.
-const NOT_APPLICABLE: [(&str, &[&str]); 7] = [
+const NOT_APPLICABLE: [(&str, &[&str]); 8] = [
     (
         "a DATA frame is expected; our answer has no body",
         &[
@@ -68,6 +68,11 @@ const NOT_APPLICABLE: [(&str, &[&str]); 7] = [
     (
         "a peer that breaks a rule is reset behind the GOAWAY, and may see that first",
         &["Sends a large size DATA frame that exceeds the SETTINGS_MAX_FRAME_SIZE"],
+    ),
+    (
+        "its frame is larger than the protocol's default and not than the 1 MiB that is announced: a long request, \
+         which is answered",
+        &["Sends a large size HEADERS frame that exceeds the SETTINGS_MAX_FRAME_SIZE"],
     ),
 ];
 

@@ -22,20 +22,20 @@ fn flood(end: &mut End, most: u32, mut make: impl FnMut(u32) -> Vec<u8>) -> Opti
 #[test]
 fn a_header_block_has_an_end() {
     let limit = limits::HEADER_BLOCK_BYTES;
-    // 16 KiB in one frame is the most; one byte more is not even read.
+    // The limit in one frame is the most; one byte more is not even read.
     let mut server = End::server();
     let length = u32::try_from(limit + 262).unwrap();
     let header = super::Header { length, kind: 1, flags: 4, stream: 1 }.bytes();
     assert_eq!(server.feed(&header), Err(Violation::HeaderBlock { limit }));
     // By CONTINUATION.
     let mut server = End::server();
-    server.feed(&frame(1, 0, 1, &[0x82; 8_192])).unwrap();
-    server.feed(&frame(9, 0, 1, &[0x82; 8_192])).unwrap();
+    server.feed(&frame(1, 0, 1, &[0x82; 32_768])).unwrap();
+    server.feed(&frame(9, 0, 1, &[0x82; 32_768])).unwrap();
     assert_eq!(server.feed(&frame(9, 4, 1, &[0x82; 1])), Err(Violation::HeaderBlock { limit }));
     // Padding is no way around it.
     let mut server = End::server();
     server.feed(&[0x82; 0]).unwrap();
-    let padded = [&[0][..], &[0x82; 16_384 + 10]].concat();
+    let padded = [&[0][..], &[0x82; 65_536 + 10]].concat();
     assert_eq!(server.feed(&frame(1, 12, 1, &padded)), Err(Violation::HeaderBlock { limit }));
 }
 
