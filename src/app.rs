@@ -131,14 +131,14 @@ fn serve(config: &Config, logs: &Logs, started: Instant) -> anyhow::Result<u8> {
 
 /// What a person wants to see first.
 fn introduce(config: &Config) {
-    info!("version: {}", build(config));
+    info!(target: "ztunnel", "version: {}", build(config));
     match proc::raise_nofile() {
-        Ok((soft, hard)) => info!("set file descriptor limits from {soft} to {hard}"),
-        Err(error) => warn!("failed to set file descriptor limits: {error}"),
+        Ok((soft, hard)) => info!(target: "ztunnel", "set file descriptor limits from {soft} to {hard}"),
+        Err(error) => warn!(target: "ztunnel", "failed to set file descriptor limits: {error}"),
     }
     info!(target: "ztunnel", "running with config: {}", config.to_yaml());
     for warning in &config.warnings {
-        warn!("{warning}");
+        warn!(target: "ztunnel", "{warning}");
     }
 }
 

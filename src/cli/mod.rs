@@ -21,7 +21,8 @@ use std::io::Write;
 use clap::{CommandFactory, Parser};
 
 use crate::base::version::BuildInfo;
-use crate::config::{Config, ConfigError, Surroundings};
+use crate::config::{Config, ConfigError, LocalXds, Surroundings};
+use crate::control::source::LocalSource;
 use admin::{Admin, Unavailable};
 pub use arguments::{Arguments, Command, DemoArguments, OutputFormat, WhyArguments};
 
@@ -140,8 +141,19 @@ fn run(from: &Surroundings<'_>, programs: &Programs, console: &mut Console<'_>) 
 /// A configuration that is valid, and that this version can serve.
 fn runnable(from: &Surroundings<'_>) -> Result<Config, Vec<ConfigError>> {
     let config = Config::load(from)?;
-    let refusals = config.refusals();
+    let mut refusals = config.refusals();
+    refusals.extend(local_mesh(&config.sources.local_xds).err());
     if refusals.is_empty() { Ok(config) } else { Err(refusals) }
+}
+
+/// A process that can't read its mesh at the start doesn't start (reference section 3).
+fn local_mesh(local: &LocalXds) -> Result<(), ConfigError> {
+    let (variable, source) = match local {
+        LocalXds::None => return Ok(()),
+        LocalXds::File(path) => ("LOCAL_XDS_PATH", LocalSource::file(path.clone())),
+        LocalXds::Inline(text) => ("LOCAL_XDS", LocalSource::text(text.clone())),
+    };
+    source.probe().map_err(|error| ConfigError::LocalMesh { variable, error: error.to_string() })
 }
 
 fn refused(errors: &[ConfigError], console: &mut Console<'_>) -> u8 {

@@ -103,6 +103,8 @@ fn what_this_version_cannot_serve_is_refused_before_anything_starts() {
         (&[local, ("CA_ADDRESS", "http://istiod:15010")], &["CA_ADDRESS=http://istiod:15010"]),
         (&[("XDS_ADDRESS", "http://istiod:15010")], &["XDS_ADDRESS=http://istiod:15010"]),
         (&[local, ("CA_ADDRESS", "")], &[]),
+        (&[("LOCAL_XDS", "workloads: 7")], &["LOCAL_XDS: expected sequence start at line 1"]),
+        (&[("LOCAL_XDS_PATH", "/nonexistent/mesh.yaml")], &["LOCAL_XDS_PATH: /nonexistent/mesh.yaml: "]),
         (&[("XDS_ADDRESS", "istiod:15012"), SERVABLE[1]], &[]),
         (&[SERVABLE[0], SERVABLE[1], ("ENABLE_PROXY", "false")], &[]),
     ] {

@@ -49,6 +49,8 @@ pub enum ConfigError {
         "invalid configuration: LOCAL_XDS_PATH={path} and LOCAL_XDS are both set; only one of them can hold"
     )]
     TwoLocalSources { path: String },
+    #[error("invalid configuration: {variable}: {error}")]
+    LocalMesh { variable: &'static str, error: String },
     #[error(transparent)]
     Logs(LogsError),
     #[error("invalid configuration: RINGWAY_TRUST_DOMAIN_ALIASES={value}: {reason}")]

@@ -17,6 +17,7 @@ use crate::base::limits::CHUNKS_QUEUED;
 pub struct Writer {
     shared: Arc<Shared>,
     patience: Duration,
+    until: Instant,
 }
 
 /// The reading end: the body of an answer.
@@ -45,10 +46,11 @@ struct State {
     reader_gone: bool,
 }
 
-/// Both ends. `patience`: how long the writer waits for room.
-pub fn chunks(patience: Duration) -> (Writer, Chunks) {
+/// Both ends. How long the writer waits for room at most: `patience`, and from now on `whole` for all pieces together.
+pub fn chunks(patience: Duration, whole: Duration) -> (Writer, Chunks) {
     let shared = Arc::<Shared>::default();
-    (Writer { shared: shared.clone(), patience }, Chunks { shared, first: None })
+    let until = Instant::now() + whole;
+    (Writer { shared: shared.clone(), patience, until }, Chunks { shared, first: None })
 }
 
 impl Shared {
@@ -60,7 +62,7 @@ impl Shared {
 impl Writer {
     /// Hands a piece over, and waits for room before it. False: nobody will read it.
     pub fn send(&self, piece: Bytes) -> bool {
-        let until = Instant::now() + self.patience;
+        let until = self.until.min(Instant::now() + self.patience);
         let mut state = self.shared.lock();
         while state.queue.len() >= CHUNKS_QUEUED && !state.reader_gone {
             let left = until.saturating_duration_since(Instant::now());
@@ -161,13 +163,15 @@ impl Drop for Chunks {
 mod tests {
     use super::*;
 
+    const MINUTE: Duration = Duration::from_secs(60);
+
     fn piece(number: u8) -> Bytes {
         vec![number; 3].into()
     }
 
     #[tokio::test]
     async fn pieces_arrive_in_order_and_a_writer_that_is_faster_waits() {
-        let (writer, reader) = chunks(Duration::from_secs(60));
+        let (writer, reader) = chunks(MINUTE, MINUTE);
         let writing = std::thread::spawn(move || {
             for number in 0..100 {
                 assert!(writer.send(piece(number)));
@@ -182,11 +186,11 @@ mod tests {
 
     #[tokio::test]
     async fn a_short_answer_is_known_to_be_whole_and_a_cut_one_is_an_error() {
-        let (writer, reader) = chunks(Duration::from_secs(60));
+        let (writer, reader) = chunks(MINUTE, MINUTE);
         assert!(writer.send(piece(1)));
         writer.finish();
         assert_eq!(reader.begin().await.ok().unwrap().ok(), Some(piece(1)));
-        let (writer, reader) = chunks(Duration::from_secs(60));
+        let (writer, reader) = chunks(MINUTE, MINUTE);
         assert!(writer.send(piece(1)) && writer.send(piece(2)));
         drop(writer);
         let Ok(Err(reader)) = reader.begin().await else { panic!("it isn't whole") };
@@ -195,15 +199,31 @@ mod tests {
 
     #[test]
     fn a_reader_that_takes_nothing_is_given_up_and_one_that_has_gone_is_noticed() {
-        let (writer, reader) = chunks(Duration::from_millis(20));
+        let (writer, reader) = chunks(Duration::from_millis(20), MINUTE);
         for number in 0..u8::try_from(CHUNKS_QUEUED).unwrap() {
             assert!(writer.send(piece(number)));
         }
         assert!(!writer.send(piece(9)), "there is no room");
-        let (patient, gone) = chunks(Duration::from_secs(600));
+        let (patient, gone) = chunks(MINUTE, MINUTE);
         let waiting = std::thread::spawn(move || while patient.send(piece(1)) {});
         drop(gone);
         waiting.join().unwrap();
         drop(reader);
+    }
+
+    /// One that takes a little now and then doesn't hold its place for ever.
+    #[tokio::test]
+    async fn a_reader_that_is_slow_for_too_long_is_given_up() {
+        let (writer, reader) = chunks(MINUTE, Duration::from_millis(50));
+        let writing = std::thread::spawn(move || {
+            let started = Instant::now();
+            while writer.send(piece(1)) {}
+            started.elapsed()
+        });
+        let Ok(Err(mut reader)) = reader.begin().await else { panic!("it isn't whole") };
+        while let Some(Ok(_)) = reader.frame().await {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert!(writing.join().unwrap() < Duration::from_secs(30));
     }
 }

@@ -63,6 +63,14 @@ impl Board {
     }
 }
 
+/// Pods that are up, that are pending, and (started, stopped) since the process began.
+fn count_proxies(up: usize, pending: usize, (started, stopped): (u64, u64)) {
+    metrics::gauge!("workload_manager_active_proxy_count").set(up as f64);
+    metrics::gauge!("workload_manager_pending_proxy_count").set(pending as f64);
+    metrics::counter!("workload_manager_proxies_started").absolute(started);
+    metrics::counter!("workload_manager_proxies_stopped").absolute(stopped);
+}
+
 /// The agent's side of the house.
 pub struct Cni {
     uds: PathBuf,
@@ -138,6 +146,8 @@ impl Cni {
         readiness: Arc<Readiness>,
         board: Arc<Board>,
     ) -> Self {
+        // The families are there before the agent is called for the first time.
+        count_proxies(0, 0, (0, 0));
         let placing = settings.clone();
         let session = Session::new(move |uid| placing.shards_of(uid));
         let pace = Pace::new(fastrand::Rng::new());
@@ -335,11 +345,7 @@ impl Cni {
         self.was_ready = ready;
         let pods = self.session.view();
         let up = pods.iter().filter(|pod| pod.up).count();
-        let (started, stopped) = self.session.totals();
-        metrics::gauge!("workload_manager_active_proxy_count").set(up as f64);
-        metrics::gauge!("workload_manager_pending_proxy_count").set(self.session.pending() as f64);
-        metrics::counter!("workload_manager_proxies_started").absolute(started);
-        metrics::counter!("workload_manager_proxies_stopped").absolute(stopped);
+        count_proxies(up, self.session.pending(), self.session.totals());
         self.board.set(pods);
     }
 

@@ -35,7 +35,7 @@ use crate::control::mesh_thread::{self, Answer, MeshThread, Seed, Update};
 use crate::control::metrics::{MetricsServer, Sources};
 use crate::control::own::OwnPods;
 use crate::control::publish::Orders;
-use crate::control::ready::{DRAIN, PODS, PROXY, Readiness, ReadinessServer, STATE};
+use crate::control::ready::{DNS_PROXY, DRAIN, PODS, PROXY, Readiness, ReadinessServer, STATE};
 use crate::control::recorder::Registry;
 use crate::control::signing::Desk;
 use crate::control::wake::{Bell, Signals};
@@ -88,7 +88,10 @@ impl Control {
     pub fn new(wiring: Wiring) -> Result<Self, ControlError> {
         let readiness = Arc::new(Readiness::default());
         readiness.expect(STATE, Some("the mesh's state has not been read yet".into()));
-        readiness.expect(PROXY, Some("the proxy has not started yet".into()));
+        let (proxy, dns) = (wiring.settings.proxy, !wiring.settings.dns.addresses.is_empty());
+        for (task, _) in [(PROXY, proxy), (DNS_PROXY, dns)].into_iter().filter(|(_, awaited)| *awaited) {
+            readiness.expect(task, Some("the proxy has not started yet".into()));
+        }
         if let Mode::Shared { .. } = wiring.mode {
             readiness.expect(PODS, Some("waits for the mesh's state before it calls the CNI agent".into()));
         }
@@ -365,7 +368,7 @@ impl Loop {
         self.readiness.complete(STATE);
         self.own.start(&mut self.orders);
         if !self.dedicated || self.own.is_empty() {
-            self.readiness.complete(PROXY);
+            self.listeners_are_up();
         }
         let Some(cni) = self.cni.take() else { return Ok(()) };
         let started = cni.spawn(self.registry.clone());
@@ -374,13 +377,18 @@ impl Loop {
         Ok(())
     }
 
+    fn listeners_are_up(&self) {
+        self.readiness.complete(PROXY);
+        self.readiness.complete(DNS_PROXY);
+    }
+
     fn take_reports(&mut self) -> Result<(), ControlError> {
         self.reports.silence();
         while let Some(report) = self.reports.take() {
             match report {
                 Report::Started { uid, shard, result } if self.own.contains(&uid) => {
                     if self.own.started(&uid, shard, result, &mut self.orders)? {
-                        self.readiness.complete(PROXY);
+                        self.listeners_are_up();
                     }
                 }
                 Report::Started { uid, shard, result } => {

@@ -2,8 +2,9 @@
 //! last ones; who follows asks for more ten times a second, from where he stands. So a follower who is slow costs
 //! nobody anything: he loses flows, and is told how many.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::header::CONTENT_TYPE;
@@ -12,7 +13,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 
 use crate::base::limits::{
-    FLOW_FOLLOWERS, FLOWS_A_PAGE, FLOWS_KEPT, FLOWS_POLL_MS, SHARD_ANSWER_DEADLINE_MS,
+    FLOW_FOLLOWERS, FLOWS_A_PAGE, FLOWS_HEARTBEAT_MS, FLOWS_KEPT, FLOWS_POLL_MS, SHARD_ANSWER_DEADLINE_MS,
 };
 use crate::bridge::flow::{Flow, FlowPage};
 use crate::bridge::mailbox::Mailbox;
@@ -78,7 +79,8 @@ impl FlowDesk {
         let (pieces, body) = Body::pieces();
         // There is room for the first piece. Even an empty one lets the head go out now.
         let _ = pieces.try_send(Bytes::from(text));
-        let follower = Follower { reader, filter, pods: self.pods.clone(), pieces, _place: place };
+        let heartbeat = Duration::from_millis(FLOWS_HEARTBEAT_MS);
+        let follower = Follower { reader, filter, pods: self.pods.clone(), pieces, heartbeat, _place: place };
         let mut closing = self.closing.clone();
         tokio::spawn(async move {
             tokio::select! {
@@ -96,21 +98,21 @@ struct Follower {
     filter: Filter,
     pods: Pods,
     pieces: mpsc::Sender<Bytes>,
+    /// After so long without a word, an empty line: writing is the only way to notice a client that is gone.
+    heartbeat: Duration,
     _place: OwnedSemaphorePermit,
 }
 
 impl Follower {
     async fn run(mut self) {
+        let mut told = Instant::now();
         loop {
             tokio::select! {
                 () = self.pieces.closed() => return,
                 () = tokio::time::sleep(Duration::from_millis(FLOWS_POLL_MS)) => {}
             }
             let (flows, lost) = self.reader.read().await;
-            if flows.is_empty() && lost == 0 {
-                continue;
-            }
-            let pods = self.pods.by_uid();
+            let pods = if flows.is_empty() { BTreeMap::new() } else { self.pods.by_uid() };
             let mut text = if lost > 0 { line(&json!({"lost": lost})) } else { String::new() };
             for flow in &flows {
                 let info = pods.get(&flow.parties.pod).map(|pod| &pod.info);
@@ -118,8 +120,15 @@ impl Follower {
                     text.push_str(&line(&shown_flow(flow, info)));
                 }
             }
+            if text.is_empty() && told.elapsed() > self.heartbeat {
+                text.push('\n');
+            }
+            if text.is_empty() {
+                continue;
+            }
+            told = Instant::now();
             // Waits for a client that reads slowly: what comes meanwhile is kept by the shards, or lost.
-            if !text.is_empty() && self.pieces.send(Bytes::from(text)).await.is_err() {
+            if self.pieces.send(Bytes::from(text)).await.is_err() {
                 return;
             }
         }
@@ -248,7 +257,8 @@ mod tests {
         let filter = Filter::parse(|name| (name == "verdict").then(|| "denied".to_owned())).unwrap();
         let reader = Reader { shards: shards.mailboxes.clone(), next: vec![1] };
         let place = desk.places.clone().acquire_owned().await.unwrap();
-        let follower = Follower { reader, filter, pods: Pods::default(), pieces, _place: place };
+        let heartbeat = Duration::from_millis(300);
+        let follower = Follower { reader, filter, pods: Pods::default(), pieces, heartbeat, _place: place };
         let running = tokio::spawn(follower.run());
         let mut body = body;
         let piece = body.frame().await.unwrap().unwrap().into_data().unwrap();
@@ -256,6 +266,8 @@ mod tests {
         let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!((lines.len(), &lines[0]), (2, &json!({"lost": 3})));
         assert_eq!(lines[1]["verdict"], "denied");
+        // Where nothing is to be told, an empty line shows whether the client is still there.
+        assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "\n");
         // It leaves when its client does.
         drop(body);
         running.await.unwrap();

@@ -1,10 +1,12 @@
 //! Whose certificates this node holds: the identities of its own workloads, as the mesh changes.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::base::text::Text;
 use crate::mesh::delta::Change;
 use crate::mesh::identity::Identity;
+use crate::mesh::snapshot::Snapshot;
 use crate::mesh::workload::{Protocol, Workload};
 
 /// This node's meshed workloads.
@@ -48,16 +50,57 @@ impl Locals {
         }
     }
 
+    /// This node's workloads among these changes that name policies of their own.
+    pub fn naming_policies(&self, changes: &[Change]) -> Vec<Arc<Workload>> {
+        let workload = |change: &Change| match change {
+            Change::Workload(workload) => Some(workload.clone()),
+            Change::RemoveWorkload(_)
+            | Change::RemoveAddress(_)
+            | Change::Service { .. }
+            | Change::RemoveService(_)
+            | Change::Policy { .. }
+            | Change::RemovePolicy(_) => None,
+        };
+        changes.iter().filter_map(workload).filter(|workload| self.names_policies_here(workload)).collect()
+    }
+
+    /// Policies that workloads of this node name and that nobody has sent, with the workload's uid first: such a policy
+    /// doesn't count (reference section 12.1). Told where a workload is `changed`, and of all with the first whole
+    /// state, before which they may still be on their way.
+    pub fn missing_policies(
+        &self,
+        before: &Snapshot,
+        now: &Snapshot,
+        changed: Vec<Arc<Workload>>,
+    ) -> Vec<(Text, Text)> {
+        let asked = match (before.synced, now.synced) {
+            (_, false) => Vec::new(),
+            (true, true) => changed,
+            (false, true) => now.workloads().filter(|one| self.names_policies_here(one)).cloned().collect(),
+        };
+        let missing = |workload: &Arc<Workload>| {
+            now.missing_policies(workload).map(|key| (workload.uid.clone(), key.clone())).collect::<Vec<_>>()
+        };
+        asked.iter().flat_map(missing).collect()
+    }
+
+    fn names_policies_here(&self, workload: &Workload) -> bool {
+        !workload.authorization_policies.is_empty() && self.is_here(workload)
+    }
+
+    fn is_here(&self, workload: &Workload) -> bool {
+        self.node().is_none_or(|node| *workload.node == *node)
+    }
+
     fn needs_certificate(&self, workload: &Workload) -> bool {
-        let local = self.node().is_none_or(|node| *workload.node == *node);
-        local && (workload.native_tunnel || workload.protocol == Protocol::Hbone)
+        self.is_here(workload) && (workload.native_tunnel || workload.protocol == Protocol::Hbone)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mesh::fixture::{pod, service};
+    use crate::mesh::fixture::{mesh, pod, service, with};
 
     fn on(node: &str, name: &str, protocol: Protocol) -> Workload {
         Workload { node: node.into(), protocol, ..pod(name, &[]) }
@@ -84,5 +127,26 @@ mod tests {
         assert!(anywhere.follow(&on("there", "far", Protocol::Hbone).into()).is_some());
         let native = Workload { native_tunnel: true, ..on("x", "native", Protocol::Tcp) };
         assert!(anywhere.follow(&native.into()).is_some());
+    }
+
+    #[test]
+    fn policies_that_nobody_sent_are_told_once_the_state_is_whole() {
+        let locals = Locals::new(Some("here".into()));
+        let naming = |node: &str, name: &str| {
+            let naming =
+                with(pod(name, &[]), |common| common.authorization_policies = vec!["shop/gone".into()]);
+            Arc::new(Workload { node: node.into(), ..naming })
+        };
+        let (near, far) = (naming("here", "near"), naming("there", "far"));
+        let changes = [Change::Workload(near.clone()), Change::Workload(far), pod("plain", &[]).into()];
+        let changed = locals.naming_policies(&changes);
+        assert_eq!(changed, std::slice::from_ref(&near));
+        let (empty, whole) = (Snapshot::default(), mesh(changes));
+        let partly = Snapshot { synced: false, ..whole.clone() };
+        assert_eq!(locals.missing_policies(&empty, &partly, changed.clone()), []);
+        let told = [(near.uid.clone(), "shop/gone".into())];
+        assert_eq!(locals.missing_policies(&partly, &whole, Vec::new()), told);
+        assert_eq!(locals.missing_policies(&whole, &whole, changed), told);
+        assert_eq!(locals.missing_policies(&whole, &whole, Vec::new()), []);
     }
 }

@@ -124,7 +124,13 @@ impl Logging {
         if let Some(level) = parameter("level").filter(|level| !level.is_empty()) {
             match logs.set(&level) {
                 Ok(filter) => current = filter,
-                Err(error) => return refused(&level, error),
+                Err(error) => {
+                    // A refused request changes nothing, not even by its reset.
+                    if changed && let Err(error) = logs.restore(&before) {
+                        return refused(&before, error);
+                    }
+                    return refused(&level, error);
+                }
             }
             changed = true;
         }
@@ -231,6 +237,8 @@ mod tests {
             status == 400 && text.starts_with("Invalid level provided: bogus\n\nusage: POST /logging"),
             "{text}"
         );
+        assert_eq!(says("POST", "reset&level=bogus").0, 400);
+        assert_eq!(says("POST", ""), ok("warn"));
         let (status, text) = says("POST", "level=broken=info");
         assert!(
             status == 400 && text.starts_with("Failed to set new level: reload failure: gone\n"),

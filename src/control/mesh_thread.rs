@@ -311,9 +311,6 @@ impl Mesh {
         if step.restart {
             asking.fault(Fault::AskAgain);
         }
-        for name in &step.answered {
-            info!(target: "ztunnel::xds::client", "received on demand request {}/{name}", Kind::Address.type_url());
-        }
         self.answered |= !step.answered.is_empty();
         if !step.absent.is_empty() {
             self.absent.insert(step.absent, now);
@@ -341,6 +338,8 @@ impl Mesh {
             Lookup::Pending => {}
             Lookup::TooMany => metrics::counter!("ringway_xds_lookups_refused").increment(1),
             Lookup::Ask(request) => {
+                let of = Kind::Address.type_url();
+                info!(target: "ztunnel::xds::client", "received on demand request {of}/{name}");
                 // Without a stream it is asked with the first request of the next one.
                 if let Some(stream) = &asking.stream
                     && let Err(mpsc::error::TrySendError::Full(_)) = stream.requests.try_send(*request)
@@ -356,8 +355,12 @@ impl Mesh {
         self.publish_at = None;
         let changes = std::mem::take(&mut self.pending);
         let local = changes.iter().filter_map(|change| self.locals.follow(change)).collect();
+        let naming = self.locals.naming_policies(&changes);
         let mut next = apply(&self.current, changes, self.locals.node());
         next.synced = self.is_complete();
+        for (uid, key) in self.locals.missing_policies(&self.current, &next, naming) {
+            warn!(target: "ztunnel::state", workload = %uid, "skipping unknown policy {key}");
+        }
         let news = next.version() != self.current.version() || next.synced != self.current.synced;
         let update = Update {
             snapshot: news.then(|| Arc::new(next)),

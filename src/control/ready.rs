@@ -16,6 +16,8 @@ use crate::control::http::{self, Answering, Handler, Question, Reply};
 pub const STATE: &str = "state manager";
 /// The data plane's own listeners.
 pub const PROXY: &str = "proxy";
+/// The listeners of the DNS proxy, where it is on.
+pub const DNS_PROXY: &str = "dns proxy";
 /// The CNI agent's snapshot, and every pod of it.
 pub const PODS: &str = "workload proxy manager";
 /// A file of revocation lists that could be used; one that isn't there is not waited for.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use serde_json::{Value, json};
-use tracing::{error, warn};
+use tracing::{error, info, warn};
 
 use crate::control::files::{self, FileError, LocalConfig, Watch};
 use crate::control::publish::{Source, StaticConfig};
@@ -32,12 +32,22 @@ impl LocalSource {
         Self { from: From::Text { text, read: false } }
     }
 
+    /// Whether it can be read. For the start: later on a bad file leaves the mesh as it was.
+    pub fn probe(&self) -> Result<(), FileError> {
+        match &self.from {
+            From::File { path, .. } => {
+                Watch::new(path.clone()).poll().map_or(Ok(()), |read| read.map(|_| ()))
+            }
+            From::Text { text, .. } => files::parse(text).map(|_| ()),
+        }
+    }
+
     fn changes(&mut self) -> Option<Result<Vec<Change>, FileError>> {
         match &mut self.from {
             From::File { watch, .. } => {
                 let changes = watch.poll();
                 if let Some(Ok(_)) = &changes {
-                    warn_of(watch.config());
+                    tell_of(watch.config());
                 }
                 changes
             }
@@ -45,7 +55,7 @@ impl LocalSource {
             From::Text { text, read } => {
                 *read = true;
                 Some(files::parse(text).map(|config| {
-                    warn_of(&config);
+                    tell_of(&config);
                     files::changes(&LocalConfig::default(), &config)
                 }))
             }
@@ -78,7 +88,9 @@ impl Source for LocalSource {
     }
 }
 
-fn warn_of(config: &LocalConfig) {
+fn tell_of(config: &LocalConfig) {
+    let (num_workloads, num_policies) = (config.workloads.len(), config.policies.len());
+    info!(target: "ztunnel::state", num_workloads, num_policies, "local config initialized");
     for problem in &config.problems {
         warn!("a match of a policy can't be read, it denies: {problem}");
     }

@@ -82,7 +82,11 @@ impl MetricsServer {
 
     async fn scrape(&self, headers: &HeaderMap) -> io::Result<Reply> {
         let encoding = Encoding::asked(headers);
-        let place = self.places.clone().acquire_owned().await;
+        let wait = Duration::from_millis(limits::SCRAPE_WAIT_MS);
+        let Ok(place) = tokio::time::timeout(wait, self.places.clone().acquire_owned()).await else {
+            let full = format!("{} scrapes are being read already\n", limits::SCRAPES_AT_ONCE);
+            return Ok(http::text(StatusCode::SERVICE_UNAVAILABLE, full));
+        };
         let mut stats = shards::ask(&self.shards, Order::Scrape).await;
         stats.sort_unstable_by_key(|shard| shard.shard);
         let runtime = tokio::runtime::Handle::current().metrics();
@@ -97,7 +101,10 @@ impl MetricsServer {
             },
         };
         let encoder = Encoder::new(encoding)?;
-        let (writer, reader) = chunks(Duration::from_millis(limits::CHUNK_WAIT_MS));
+        let (writer, reader) = chunks(
+            Duration::from_millis(limits::CHUNK_WAIT_MS),
+            Duration::from_millis(limits::CHUNKS_WHOLE_MS),
+        );
         let (idle, shards) = (self.idle.clone(), self.shards.clone());
         thread::Builder::new().name("scrape".to_owned()).spawn(move || {
             // Where that is refused it still works, only less modestly.
